@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from dedloc_kit.blocks.stages import Stage
+from dedloc_kit.blocks.stages import Move, Stage
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
@@ -21,6 +21,7 @@ from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.member import PipelineMember
+from dedloc_kit.swarm.pipeline.moving import STATE_BYTES, Mover, Moving
 from dedloc_kit.swarm.pipeline.placing import Newcomer
 from dedloc_kit.swarm.rounds.optimizer import Caller
 from dedloc_kit.tasks import Divisible, StageTask, create_task
@@ -31,6 +32,10 @@ from dedloc_kit.training.devices import Computed
 TURN_SECONDS = 0.05
 """For which a call is waited for before something else may be due."""
 MINDING_SECONDS = 1.0
+PLANNING_SECONDS = 5.0
+"""Between two looks whether this peer should go to another stage."""
+LAST_STEP_SECONDS = 300.0
+"""For which a volunteer that moves waits for the step in which its gradients count; then it stays."""
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
@@ -42,6 +47,11 @@ class _Gradients:
 
     def __init__(self, me: SwarmPeer) -> None:
         self._optimizer, self._replica = me.optimizer, me.replicas[0]
+        self._refuses = False
+
+    def refuse(self, refuses: bool) -> None:
+        """Take no more, or again; others of the stage take them."""
+        self._refuses = refuses
 
     @property
     def step(self) -> int:
@@ -49,7 +59,7 @@ class _Gradients:
 
     @property
     def closed(self) -> bool:
-        return self._optimizer.closed
+        return self._refuses or self._optimizer.closed
 
     def accumulate(self, loss: float, samples: int) -> bool:
         return not self._optimizer.accumulate([Computed(0, samples, loss, rescaled=False, batch={})])
@@ -62,7 +72,8 @@ def stage_volunteer(
     emit: Callable[[AnyEvent], None],
     stop: threading.Event,
     stopped: str,
-) -> None:
+    mover: Mover | None,
+) -> Mover | None:
     """As `volunteer`."""
     pipeline = run.pipeline
     assert pipeline is not None
@@ -72,9 +83,12 @@ def stage_volunteer(
     entry = Entry(
         *(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")),
         preferred_port=recall(peer.folder, run.run_id).port,
+        session="" if mover is None else mover.session,
     )
 
     def choose(node: Node) -> list[int]:
+        if mover is not None:
+            return [mover.stage]
         if peer.stage is not None:
             return [peer.stage]
         emit(State(text="looking for the stage that lacks peers most"))
@@ -93,19 +107,21 @@ def stage_volunteer(
         lost = Lost()
         introduce(me, lost, stopped, emit)
         await_twin(me, stop, emit)
-        work = _Work(invitation, run, peer, task, me, known, emit, stop)
-        work.do(lost.warn)
+        work = _Work(invitation, peer, task, me, known, emit, stop)
+        goes = work.do(lost.warn, mover)
         me.optimizer.leave()
+        if goes is not None:
+            return goes
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=work.given))
+        emit(Left(step=me.optimizer.step, session_samples=round(work.given)))
+        return None
 
 
 class _Work:
     def __init__(
         self,
         invitation: Invitation,
-        run: RunConfig,
         peer: PeerConfig,
         task: Divisible,
         me: SwarmPeer,
@@ -113,31 +129,38 @@ class _Work:
         emit: Callable[[AnyEvent], None],
         stop: threading.Event,
     ) -> None:
-        self._run, self._peer, self._task, self._me, self._emit, self._stop = run, peer, task, me, emit, stop
+        self._run = run = invitation.run_config()
+        self._peer, self._task, self._me, self._emit, self._stop = peer, task, me, emit, stop
         assert run.pipeline is not None
         stages = [task.stage(number) for number in range(run.pipeline.count)]
-        self._stage = stages[me.optimizer.run.stage or 0]
-        held = StageComputer(self._stage, me.replicas[0].model, _Gradients(me), most=MAX_BATCHES * run.global_batch)
+        self._stage, self._gradients = stages[me.optimizer.run.stage or 0], _Gradients(me)
+        held = StageComputer(self._stage, me.replicas[0].model, self._gradients, most=MAX_BATCHES * run.global_batch)
         self._member = PipelineMember(
             *(run, me.dht, me.signer, me.profile, known, stages, held), pinned=peer.stage is not None
         )
         me.optimizer.fills(self._member.wanted)
         self._organizer, self._twin = Organizer(me, invitation, peer.last_step(run), emit), Twin(me, emit)
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        self._mind_at, self._problem = 0.0, ""
+        self._mind_at, self._plan_at, self._problem = 0.0, 0.0, ""
+        size = STATE_BYTES * me.optimizer.state.layout.size / self._stage.share
+        self._moving = Moving(
+            [Stage(stage.share, size * stage.share) for stage in stages],
+            *(me.signer.peer, self._member.offers, self._member.offer),
+        )
 
     @property
-    def given(self) -> int:
+    def given(self) -> float:
         """Samples that have counted in this session, each by the stage's share of the computation."""
-        return round(self._stage.share * self._me.optimizer.tally.counted)
+        return self._stage.share * self._me.optimizer.tally.counted
 
-    def do(self, warn: Callable[[str], None]) -> None:
-        """Until this volunteer is to leave, or the run is over.
+    def do(self, warn: Callable[[str], None], mover: Mover | None) -> Mover | None:
+        """Until this volunteer is to leave, or the run is over, or it goes to another stage.
 
         :param warn: told of data that cannot be read
+        :param mover: if it comes from another one
         """
         me, member, emit = self._me, self._member, self._emit
-        seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session)
+        seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session, member.came)
         mixtures = Mixtures(self._run, self._task, self._peer.task_module, lambda: me.optimizer.state.decay is not None)
         rows = self._rows()
         with ExitStack() as stack:
@@ -145,15 +168,22 @@ class _Work:
             stack.enter_context(member.serving())
             emit(State(text="loading the training state"))
             me.optimizer.load()
+            if mover is not None:  # its session goes on: what it gave to other stages is as much of this one
+                most = me.optimizer.step * MAX_BATCHES * self._run.global_batch  # or nobody would believe it
+                me.optimizer.tally.go_on(min(most, round(mover.given / self._stage.share)))
             me.optimizer.begin()
             member.say("online")
-            emit(me.joined().model_copy(update={"run_id": self._run.run_id}))
+            if mover is None:
+                emit(me.joined().model_copy(update={"run_id": self._run.run_id}))
             emit(State(text=f"computing stage {self._stage.number + 1} of {self._stage.count}"))
             stack.enter_context(member.driving(lambda: next(batches)))
-            while not self._stop.is_set() and not self._organizer.ends_the_run():
+            while not self._ends():
                 self._organizer.wait_while_paused(self._stop)
                 self._turn()
+                if (move := self._planned()) is not None and (goes := self._go(move)) is not None:
+                    return goes
             self._leave()
+            return None
 
     def _rows(self) -> int:
         """Samples of a microbatch."""
@@ -189,6 +219,42 @@ class _Work:
                 else State(text="all stages have somebody again")
             )
 
+    def _planned(self) -> Move | None:
+        """To another stage, when it is time."""
+        if self._peer.stage is not None or time.monotonic() < self._plan_at:
+            return None
+        self._plan_at = time.monotonic() + PLANNING_SECONDS
+        move = self._moving.look()
+        self._member.announce(self._moving.intends)
+        return move
+
+    def _go(self, move: Move) -> Mover | None:
+        """Begin nothing more for this stage, and see what was begun through until it has counted; but a stage that
+        nobody holds waits for nothing. None if this peer stays after all."""
+        member, optimizer = self._member, self._me.optimizer
+        needed = self._moving.needed_at(move.stage)
+        why = "has nobody" if needed else "lacks peers"
+        here, there, count = self._stage.number + 1, move.stage + 1, self._stage.count
+        self._emit(State(text=f"stage {there} of {count} {why}: moving there from stage {here}"))
+        moved, until = member.move(move), time.monotonic() + LAST_STEP_SECONDS
+        member.stop_driving()
+        self._gradients.refuse(True)
+        while not self._ends() and not self._moving.needed_here() and time.monotonic() < until:
+            if needed or (member.idle and not optimizer.tally.samples):
+                member.go()
+                given = self.given
+                return Mover(stage=move.stage, session=self._me.profile.session, given=given, moved=moved)
+            self._turn()
+            needed = needed or self._moving.needed_at(move.stage)
+        self._gradients.refuse(False)
+        member.go_on_driving()
+        member.say("online")
+        self._emit(State(text=f"staying at stage {here} of {count}"))
+        return None
+
+    def _ends(self) -> bool:
+        return self._stop.is_set() or self._organizer.ends_the_run()
+
     def _leave(self) -> None:
         """Begin nothing more, and see what was begun through, as far as that does not take long."""
         self._emit(State(text="leaving"))
@@ -211,7 +277,7 @@ class _Work:
                 samples=round(share * optimizer.samples),
                 swarm_samples=optimizer.swarm_samples(),
                 global_batch=self._run.global_batch,
-                session_samples=self.given,
+                session_samples=round(self.given),
                 loss=loss if math.isfinite(loss) else None,
                 samples_per_second=share * optimizer.samples_per_second,
                 decay=optimizer.state.decay,

@@ -78,9 +78,14 @@ def _counted(contribution: Contribution, share: float) -> Contribution:
 
 
 def _sum(one: Contribution, other: Contribution) -> Contribution:
-    """Of a peer that moved from stage to stage within the step, or follows several."""
-    both = {name: getattr(one, name) + getattr(other, name) for name in ("samples", "session_samples")}
-    return other.model_copy(update=both)
+    """Of a peer that moved from stage to stage within the step, or follows several.
+
+    Who moves goes on with its session, and counts what it gave before as if to its new stage: the larger number has
+    both. Another session has begun anew.
+    """
+    samples, sessions = one.samples + other.samples, [one.session_samples, other.session_samples]
+    given = max(*sessions, samples) if one.session == other.session else sum(sessions)
+    return other.model_copy(update={"samples": samples, "session_samples": given})
 
 
 class StagedTracker:

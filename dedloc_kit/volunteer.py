@@ -22,6 +22,7 @@ from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.swarm.pipeline.moving import Mover
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save
@@ -40,16 +41,18 @@ def volunteer(
     emit: Callable[[AnyEvent], None],
     stop: threading.Event,
     stopped: str = "",
-) -> None:
+    mover: Mover | None = None,
+) -> Mover | None:
     """Join the run and train until `stop` is set (or the run is finished). Raises UserError if it cannot.
+
+    Returns what it is to be called with in a new process if it goes over to another stage.
 
     :param stopped: why the training stopped before, if it is started again
     """
     run = invitation.run_config()
     emit(State(text="connecting"))
     if run.pipeline is not None:
-        stage_volunteer(invitation, run, peer, emit, stop, stopped)
-        return
+        return stage_volunteer(invitation, run, peer, emit, stop, stopped, mover)
     if peer.stage is not None:
         raise UserError("this run is not cut into stages; leave --stage out")
 
@@ -128,6 +131,7 @@ def volunteer(
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
+        return None
 
 
 def _recomputing(

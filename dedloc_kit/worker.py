@@ -18,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -223,9 +224,30 @@ def _cause(code: int) -> str:
 
 def main() -> int:
     """The worker process: read the job, play the role, tell what happens."""
+    role, *again = sys.argv[1:]
+    if again:
+        starter, job = map(int, again)
+        return _play(cast(Role, role), starter, os.fdopen(job, "rb", buffering=0))
     starter = os.getppid()
     _start_guardian()
-    return _play(cast(Role, sys.argv[1]), starter)
+    return _play(cast(Role, role), starter, None)
+
+
+def _play_again(role: Role, starter: int, job: Mapping[str, Any], commands: IO[bytes], events: IO[str]) -> None:
+    """Begin anew with another job in this process, for whoever started it and for the guardian the same one.
+
+    A process that has computed must not fork: torch's threads would be missing in what it forks, which then waits for
+    them for ever (seen with two). And nothing of what it held is left.
+    """
+    with tempfile.TemporaryFile() as file:  # no pipe holds any job, and arguments can be seen by others
+        file.write(json.dumps(job).encode())
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
+        os.dup2(commands.fileno(), 0)
+        os.dup2(events.fileno(), 1)
+        logging.shutdown()
+        command = [sys.executable, "-m", "dedloc_kit.worker", role, str(starter), str(file.fileno())]
+        os.execv(sys.executable, command)
 
 
 def _start_guardian() -> None:
@@ -245,7 +267,8 @@ def _start_guardian() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _play(role: Role, starter: int) -> int:
+def _play(role: Role, starter: int, again: IO[bytes] | None) -> int:
+    """:param again: holds its job if this process begins anew"""
     # Only events may go to standard output: everything else that prints goes to the log. Standard input is ours too:
     # forked processes close sys.stdin, which hangs if a thread was reading it when they were forked.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -266,10 +289,15 @@ def _play(role: Role, starter: int) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     Warnings(lambda text: emit(Warned(text=text)))
     try:
-        emit(State(text="getting ready"))
+        if again is None:
+            emit(State(text="getting ready"))
         gc.disable()  # nothing that is imported becomes garbage, and looking for it takes a tenth of the time
         play = _role(role)
-        line = _job(commands, starter)
+        if again is None:
+            line = _job(commands, starter)
+        else:
+            with again:
+                line = again.read()
         gc.enable()
         if not line:
             return 0  # whoever started us has changed its mind, or is gone
@@ -278,7 +306,8 @@ def _play(role: Role, starter: int) -> int:
         peer = _CONFIGURATIONS.get(role, PeerConfig).model_validate_json(json.dumps(job["peer"]))
         patience = LEAVE_SECONDS + peer.last_push_seconds
         threading.Thread(target=_leave_with_parent, args=(commands, starter, stop, patience), daemon=True).start()
-        play(job, peer, emit, stop)
+        if (more := play(job, peer, emit, stop)) is not None:
+            _play_again(role, starter, {**job, **more}, commands, events)
         return 0
     except UserError as error:
         emit(Failed(text=str(error)))
@@ -293,8 +322,12 @@ def _play(role: Role, starter: int) -> int:
 _CONFIGURATIONS: dict[Role, type[PeerConfig]] = {"coordinator": CoordinatorConfig, "server": ServerConfig}
 
 
-def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEvent], None], threading.Event], None]:
-    """Import what the role needs; takes seconds."""
+_Emit = Callable[[AnyEvent], None]
+_Job = dict[str, Any]
+
+
+def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _Job | None]:
+    """Import what the role needs; takes seconds. What it returns changes its job, with which it is to begin anew."""
     if role == "coordinator":
         from dedloc_kit.coordinator import coordinator
 
@@ -349,11 +382,16 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
             *(peer, inherited(job["handle"]), job["activations"], emit, stop),
         )
 
+    from dedloc_kit.swarm.pipeline.moving import Mover
     from dedloc_kit.volunteer import volunteer
 
-    return lambda job, peer, emit, stop: volunteer(
-        Invitation.model_validate_json(json.dumps(job["invitation"])), peer, emit, stop, job["stopped"]
-    )
+    def train(job: _Job, peer: PeerConfig, emit: _Emit, stop: threading.Event) -> _Job | None:
+        invitation = Invitation.model_validate_json(json.dumps(job["invitation"]))
+        mover = Mover.model_validate(job["mover"]) if "mover" in job else None
+        moves = volunteer(invitation, peer, emit, stop, job["stopped"], mover)
+        return None if moves is None else {"mover": moves.model_dump(), "stopped": ""}
+
+    return train
 
 
 def _job(commands: IO[bytes], starter: int) -> bytes:

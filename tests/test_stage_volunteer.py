@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.events import Left
+from dedloc_kit.events import Joined, Left, State
 from dedloc_kit.run import RunConfig
-from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
 from tests.tiny import tiny_run
 from tests.tiny_stages import LENGTH, TOLD, plain_loop
 
@@ -72,9 +72,10 @@ class Staged:
             own = {name.removeprefix(begin): each for name, each in found.items() if name.startswith(begin)}
             assert difference(peer.parameters(), own) == 0.0
 
-    def add(self, name: str, *, drives: bool = True, **settings: Any) -> Peer:
+    def add(self, name: str, *, drives: bool = True, chosen: bool = True, **settings: Any) -> Peer:
         environment = {TOLD: str(self.told), "START_FILE": str(self.start if drives else self.folder / "never")}
-        return self.swarm.volunteer(name, environment, stage=int(name[0]), **SETTINGS, **settings)
+        stage = int(name[0]) if chosen else None
+        return self.swarm.volunteer(name, environment, stage=stage, **SETTINGS, **settings)
 
     def lines(self) -> list[str]:
         return [line for file in self.told.glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -122,3 +123,28 @@ def test_what_a_peer_had_that_is_gone_is_done_again_by_others(staged: Staged, si
         staged.check()
     finally:
         gone.worker.kill()
+
+
+@pytest.mark.slow
+def test_one_that_is_not_pinned_moves_to_a_stage_that_has_lost_its_last_peer(staged: Staged) -> None:
+    """It drives nothing: what a driver has begun that ends counts in some stages only."""
+    for name in ("1a", "2a"):
+        staged.peers[name] = staged.add(name, drives=name != "1a")
+    for peer in staged.peers.values():
+        assert peer.joined.step == 0
+    moves = staged.add("1b", drives=False, chosen=False)
+    moves.wait_for(State, lambda event: event.text == "computing stage 1 of 3")  # which nobody else has
+    staged.peers["0a"] = staged.add("0a")
+    assert staged.peers["0a"].joined.step == 0
+    staged.start.touch()
+    gone = staged.peers.pop("1a")
+    gone.wait_for_step(2)
+    for process in processes_of(gone.worker.pid):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    moves.wait_for(State, lambda event: event.text == "stage 2 of 3 has nobody: moving there from stage 1")
+    staged.peers["1b"] = moves
+    staged.check()
+    assert len([event for event in moves.events if isinstance(event, Joined)]) == 1, "it is greeted once"
+    given = {each.name: each.samples for each in ledger_of(staged.coordinator).contributors()}
+    assert given["1b"] == moves.wait_for(Left).session_samples, "what it gave to both stages counts, and counts once"

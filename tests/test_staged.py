@@ -51,3 +51,21 @@ def test_of_a_stage_that_never_comes_to_a_step_nothing_is_kept_for_ever() -> Non
     last(taken(1), {})
     last(taken(2), {})
     assert [step.step for step in told] == [2]
+
+
+def test_who_moves_within_a_step_goes_on_with_its_session_and_nothing_counts_twice() -> None:
+    told = list[dict[str, Contribution]]()
+    steps = Steps(2, lambda _, given: told.append(given))
+    first, last = steps.of_stage(0, 0.25), steps.of_stage(1, 0.75)
+    first(taken(1), {"asha": gave(40, 400)})  # 100 of all that it gave
+    last(taken(1), {"asha": gave(20, 133 + 20)})  # as if these had been to this stage
+    assert [(each.samples, each.session_samples) for each in (told[0]["asha"],)] == [(10 + 15, 115)]
+
+
+def test_who_comes_back_within_a_step_has_begun_another_session() -> None:
+    told = list[dict[str, Contribution]]()
+    steps = Steps(2, lambda _, given: told.append(given))
+    first, last = steps.of_stage(0, 0.25), steps.of_stage(1, 0.75)
+    first(taken(1), {"asha": gave(40)})
+    last(taken(1), {"asha": gave(20).model_copy(update={"session": "cd"})})
+    assert [(each.samples, each.session_samples) for each in (told[0]["asha"],)] == [(10 + 15, 10 + 15)]

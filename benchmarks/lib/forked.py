@@ -35,7 +35,7 @@ POLL_SECONDS = 0.2
 _PRIVATE = "BENCH_OWN_LOOPBACK"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-Play = Callable[[Callable[[AnyEvent], None], threading.Event], None]
+Play = Callable[[Callable[[AnyEvent], None], threading.Event], object]
 
 
 class Swarm:

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from benchmarks.lib.stage_swarm import DELAY, EXPIRY, LOOK, StageSwarm, too_soon
+from benchmarks.lib.stage_swarm import DELAY, EXPIRY, LOOK, StageSwarm
 from dedloc_kit.blocks.stages import SECOND_LOOK, WINDOW, Stage
 
 STATE = 100e6
@@ -45,7 +45,7 @@ class Hour:
     :ivar unanswered: of these, those after which somebody could have moved for REACTION seconds, and nobody had
     :ivar longest: the longest of those spells, with the download
     :ivar moves: of all peers
-    :ivar too_soon: of these, those within ten minutes of another one of the same peer
+    :ivar too_soon: of these, those within ten minutes of another one of the same peer, but to a stage that seemed bare
     """
 
     seed: int
@@ -130,7 +130,7 @@ def balance(seed: int) -> Hour:
         unanswered=moving.unanswered,
         longest=max(spells, default=0),
         moves=len(moving.moved),
-        too_soon=too_soon(moving.moved),
+        too_soon=moving.too_soon,
     )
 
 
@@ -148,6 +148,7 @@ class _Watched:
     best: list[float]
     moved: list[tuple[int, str, int]]
     unanswered: int = 0
+    too_soon: int = 0
 
 
 def _hour(seed: int, moves: bool) -> _Watched:
@@ -180,6 +181,7 @@ def _hour(seed: int, moves: bool) -> _Watched:
         # For how long each of them could have moved while the same stages were bare.
         could = {name: could.get(name, 0) + 1 for name in swarm.could_move()} if swarm.bare() else {}
         watched.unanswered += max(could.values(), default=0) > REACTION
+    watched.too_soon = swarm.too_soon
     return watched
 
 

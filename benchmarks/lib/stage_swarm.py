@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dedloc_kit.blocks.plan import draw
-from dedloc_kit.blocks.stages import REST, SECOND_LOOK, Stage, StagePeer, bottleneck, intend, may_begin, place
+from dedloc_kit.blocks.stages import SECOND_LOOK, Stage, StagePeer, bare, bottleneck, intend, may_begin, place
 
 LOOK, DELAY, EXPIRY, MEASURING = 5, 5, 15, 10
 """Seconds between two looks of a peer, until others see its record, until they miss it when it is gone, and until its
@@ -32,11 +32,13 @@ class StageSwarm:
     """
     :param moves: whether peers ever move
     :param liars: who announce moves and never begin
+    :ivar too_soon: moves within REST of another one of the same peer, but to a stage that seemed bare
     """
 
     def __init__(self, stages: Sequence[Stage], moves: bool = True, liars: Collection[str] = ()) -> None:
         self.stages, self.now, self._move, self._liars = stages, 0, moves, liars
         self.moved: list[tuple[int, str, int]] = []
+        self.too_soon = 0
         self._peers: dict[str, _Peer] = {}
         self._gone: dict[str, tuple[int, StagePeer]] = {}
         self._past: deque[dict[str, StagePeer]] = deque([{}] * DELAY, maxlen=DELAY)
@@ -70,9 +72,9 @@ class StageSwarm:
         return set(range(len(self.stages))) - {peer.record.stage for peer in self._peers.values()}
 
     def could_move(self) -> set[str]:
-        """Who has rested, and would not leave a stage bare."""
+        """Who would not leave a stage bare."""
         holders = [peer.stage for peer in self.holding()]
-        return {p.name for p in self.holding() if p.may_leave(self.now) and holders.count(p.stage) > 1}
+        return {p.name for p in self.holding() if p.may_help and holders.count(p.stage) > 1}
 
     def run(self, seconds: int) -> Iterator[int]:
         """The time after each second."""
@@ -113,6 +115,8 @@ class StageSwarm:
         if intends is None or name in self._liars or not may_begin(self.stages, [*seen, record], name, self.now):
             return
         self.moved.append((self.now, name, intends.stage))
+        in_need = intends.stage in bare(self.stages, [*seen, record], self.now)
+        self.too_soon += not in_need and not record.may_leave(self.now)
         speed = record.speed * self.stages[record.stage].share / self.stages[intends.stage].share
         peer.record = replace(record, stage=intends.stage, speed=speed, loading=self.now, moved=self.now, intends=None)
         peer.loaded = self.now + self._download(peer, intends.stage)
@@ -123,13 +127,3 @@ class StageSwarm:
     def _seen(self, name: str) -> list[StagePeer]:
         """The others' records, as old as they are when they get here."""
         return [record for other, record in self._past[0].items() if other != name]
-
-
-def too_soon(moved: Sequence[tuple[int, str, int]]) -> int:
-    """How many of these moves came within REST of another one of the same peer."""
-    last: dict[str, int] = {}
-    found = 0
-    for now, name, _ in moved:
-        found += name in last and now < last[name] + REST
-        last[name] = now
-    return found

@@ -16,7 +16,7 @@ MAX_SPEED = 1e6
 GAIN, HORIZON = 1.1, 600.0
 """By which factor moves have to raise what the pipeline passes in so many seconds from now, the downloads included."""
 REST = 600.0
-"""Seconds between two moves of one peer."""
+"""Seconds between two moves of one peer, unless it moves to a bare stage."""
 SECOND_LOOK = 15.0
 """Seconds from announcing a stage to beginning with it: others' records come late, and who seems gone may be there."""
 TURN, WINDOW = 10.0, 15.0
@@ -87,8 +87,14 @@ class StagePeer:
         """Has it begun to move, and not ended?"""
         return self.loading is not None and self.moved is not None and self.counts(now)
 
+    @property
+    def may_help(self) -> bool:
+        """May it move to a bare stage?"""
+        return self.loading is None and not self.pinned
+
     def may_leave(self, now: float) -> bool:
-        return self.loading is None and not self.pinned and (self.moved is None or now >= self.moved + REST)
+        """May it move to any?"""
+        return self.may_help and (self.moved is None or now >= self.moved + REST)
 
 
 def rates(stages: Sequence[Stage], peers: Collection[StagePeer]) -> list[float]:
@@ -218,6 +224,7 @@ class _Trial:
         self._stages, self._peers = stages, peers
         self._powers = _powers(stages, peers)
         self._at = [peer.stage for peer in peers]
+        self._helpers = {index for index, peer in enumerate(peers) if peer.may_help}
         self._free = {index for index, peer in enumerate(peers) if peer.may_leave(now)}
         self._holders = [0] * len(stages)
         for peer in peers:
@@ -237,7 +244,7 @@ class _Trial:
         slowest = min(self.rates)
         targets = [k for k, rate in enumerate(self.rates) if rate == slowest]
         now, found = sorted(self.rates), []
-        for index in sorted(self._free):
+        for index in sorted(self._helpers if slowest == 0 else self._free):
             fits, at = self._peers[index].fits, self._at[index]
             if self._holders[at] < 2:
                 continue
@@ -253,6 +260,7 @@ class _Trial:
         self._holders[self._at[index]] -= 1
         self._holders[stage] += 1
         self._at[index] = stage
+        self._helpers.discard(index)
         self._free.discard(index)
 
     def _after(self, index: int, stage: int) -> list[float]:

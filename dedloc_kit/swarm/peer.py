@@ -209,7 +209,7 @@ class _Inside:
         replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
         accumulator = _accumulator(run, trained, state, replicas)
         profile = Profile(
-            session=secrets.token_hex(8),
+            session=self.entry.session or secrets.token_hex(8),
             name=peer.name,
             team=peer.team,
             device=describe_devices(self.devices),

@@ -47,6 +47,10 @@ class Tally(Generic[T]):
         """The mean over the outgoing samples; none if there are none."""
         return self._outgoing_loss / self.outgoing if self.outgoing else None
 
+    def go_on(self, counted: int) -> None:
+        """With a session in which so many samples have counted."""
+        self.counted = counted
+
     def add(self, loss: float, samples: int) -> None:
         self.fresh, self._fresh_loss = self.fresh + samples, self._fresh_loss + loss * samples
 

@@ -132,9 +132,15 @@ def test_a_move_has_to_pay_off_within_ten_minutes(seconds: float, moves: bool) -
 
 
 def test_a_peer_rests_after_a_move_and_its_owner_may_pin_it() -> None:
+    moved, *pinned = [replace(peer, moved=0.0, pinned=peer.name != "a0") for peer in peers(4, 2, 1)]
+    assert useful_moves(THREE, [moved, *pinned], REST - 1) == {}
+    assert useful_moves(THREE, [moved, *pinned], REST) == {"a0": 2}
+
+
+def test_for_a_bare_stage_a_peer_does_not_rest_but_its_owner_may_pin_it() -> None:
     moved, pinned = replace(peers(1)[0], moved=0.0), replace(peers(2)[1], pinned=True)
-    assert useful_moves(THREE, [moved, pinned, *peers(0, 1)], REST - 1) == {}
-    assert useful_moves(THREE, [moved, pinned, *peers(0, 1)], REST) == {"a0": 2}
+    assert useful_moves(THREE, [moved, pinned, *peers(0, 1)], 1.0) == {"a0": 2}
+    assert useful_moves(THREE, [replace(moved, pinned=True), pinned, *peers(0, 1)], 1.0) == {}
 
 
 def announced(*times: float | None) -> list[StagePeer]:

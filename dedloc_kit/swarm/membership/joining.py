@@ -18,6 +18,7 @@ class Entry:
 
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
+    :param session: that this peer goes on with; a new one if it is empty
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Entry:
         *,
         may_start_alone: bool = False,
         preferred_port: int = 0,
+        session: str = "",
     ) -> None:
+        self.session = session
         self.identity = Identity(peer.folder / IDENTITY_FILE)
         self.signer = Signer(self.identity)
         self._run, self._peer, self._initial_peers, self._secret = run, peer, initial_peers, secret

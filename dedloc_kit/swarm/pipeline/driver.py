@@ -7,6 +7,7 @@ the step. If one is gone before, its calls are made again elsewhere.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed
 
 HEARD_SECONDS = 1.0
 """By then what others have begun for a step is known."""
+FIRST_NUMBER_BITS = 48
+"""Numbers begin anywhere: before this driver its peer may have had another one, in the same step."""
 REFUSALS = 3
 """After so many a microbatch is given up: who else has made it is not to be found."""
 
@@ -81,7 +84,7 @@ class Driver:
         self._peers = StagePeers(opener, stages, offers, self._changes)
         self._tasks = asyncio.TaskGroup()
         self._kept = Kept()
-        self._number = 0
+        self._number = secrets.randbits(FIRST_NUMBER_BITS)
         self._in_flight = 0
         self._again: deque[Batch] = deque()
         self._stopped = False
@@ -113,6 +116,11 @@ class Driver:
         """Begin no more. What has been begun goes on to its end, and what is kept is kept until it has counted."""
         self._stopped = True
         self._account()
+
+    def resume(self) -> None:
+        """Begin more again."""
+        self._stopped = False
+        self._changes.tell()
 
     @property
     def idle(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import StageOffer
+from dedloc_kit.blocks.stages import Move
+from dedloc_kit.records import StageMove, StageOffer
 from dedloc_kit.run import MAX_BATCHES, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.gate import Gate
@@ -45,6 +46,7 @@ class PipelineMember:
     :param cuts: all stages, in their order
     :param held: what this peer computes
     :param pinned: whether its owner has chosen the stage
+    :ivar came: when it began to take this stage, by the clock of the directory
     :ivar gone: peers of which a driver has seen that they are
     :ivar losses: of the microbatches that this peer has driven
     """
@@ -64,13 +66,15 @@ class PipelineMember:
         assert run.pipeline is not None
         self._run, self._node, self._signer, self._profile = run, node, signer, profile
         self._held, self._cuts, self._pinned = held, cuts, pinned
-        self._began = float(get_dht_time())
+        self.came = float(get_dht_time())
+        self._move: StageMove | None = None
+        self._gone = False
         self._form, self._tokens = FORMS[run.pipeline.activations], run.pipeline.microbatch_tokens
-        self._state: Literal["joining", "online", "leaving"] = "joining"
+        self._state: Literal["joining", "online", "moving", "leaving"] = "joining"
         self.turns = Turns()
         self.gone: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.losses: queue.SimpleQueue[float] = queue.SimpleQueue()
-        self.offers = Offers(STAGES, node, signer, known, self._offer)
+        self.offers = Offers(STAGES, node, signer, known, self.offer)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
         self._full: tuple[int, float] = (-1, math.inf)
@@ -93,8 +97,26 @@ class PipelineMember:
 
     def say(self, state: Literal["online", "leaving"]) -> None:
         """Let the others know at once."""
-        self._state = state
+        self._state, self._move = state, None
         self.offers.tell()
+
+    def announce(self, move: Move | None) -> None:
+        """Let the others know which stage this peer means to go to."""
+        told = None if move is None else StageMove(stage=move.stage, announced=move.announced)
+        if told != self._move:
+            self._move = told
+            self.offers.tell()
+
+    def move(self, move: Move) -> float:
+        """Let the others know that this peer begins with that; returns since when, by the clock of the directory."""
+        self._state, self.came = "moving", float(get_dht_time())
+        self._move = StageMove(stage=move.stage, announced=move.announced, begun=True)
+        self.offers.tell()
+        return self.came
+
+    def go(self) -> None:
+        """Let the last word here be that this peer comes to that stage."""
+        self._gone = True
 
     def follow(self) -> None:
         """Take over who may take part from the node's gate; call it now and then."""
@@ -120,7 +142,7 @@ class PipelineMember:
             counting = self.loop.start(self._count())
             stack.callback(counting.cancel)
             self.offers.start()
-            stack.callback(self.offers.stop)
+            stack.callback(lambda: self.offers.stop(self._coming()))
             yield
 
     @contextmanager
@@ -153,6 +175,11 @@ class PipelineMember:
         if self._driver is not None:
             self.loop.soon(self._driver.stop)
 
+    def go_on_driving(self) -> None:
+        """After all."""
+        if self._driver is not None:
+            self.loop.soon(self._driver.resume)
+
     @property
     def idle(self) -> bool:
         """Is there nothing left that needs this driver?"""
@@ -168,7 +195,7 @@ class PipelineMember:
 
     def _everyone(self) -> dict[str, StageOffer]:
         """This peer as well: it uses its own stage like others'."""
-        return {**self.offers.others(), self._signer.peer: self._offer()}
+        return {**self.offers.others(), self._signer.peer: self.offer()}
 
     @property
     def _forwards(self) -> bool:
@@ -177,7 +204,15 @@ class PipelineMember:
     def _forwarders(self) -> list[str]:
         return [peer for peer, offer in self.offers.others().items() if offer.forwards]
 
-    def _offer(self) -> StageOffer:
+    def _coming(self) -> StageOffer | None:
+        """What is to be heard of this peer until it is at its new stage; nothing if it does not go to one."""
+        if not self._gone or self._move is None:
+            return None
+        changed = {"stage": self._move.stage, "state": "joining", "begun": None, "microbatches_per_second": 0.0}
+        return self.offer().model_copy(update={**changed, "moving": None, "step": 0, "queue": 0})
+
+    def offer(self) -> StageOffer:
+        """What this peer says of itself."""
         profile = self._profile
         return StageOffer(
             run_id=self._run.run_id,
@@ -189,7 +224,8 @@ class PipelineMember:
             begun=None if self._driver is None else self._driver.begun,
             driven=self.driven,
             served=self._held.served,
-            moved=self._began,
+            moving=self._move,
+            moved=self.came,
             pinned=self._pinned,
             forwards=self._forwards,
             client_mode=profile.client_mode,

@@ -61,16 +61,23 @@ class Newcomer:
 
 def stage_peers(offers: Mapping[str, StageOffer | None], stages: int) -> list[StagePeer]:
     """As planning sees them: those who hold one of so many stages, or will. Whoever has come to its stage after all
-    says since when; until then the time of its record is that of its announcement."""
-    return [
-        StagePeer(
-            peer,
-            offer.stage,
-            offer.microbatches_per_second,
-            loading=(offer.moved or offer.time) if offer.state == "joining" else None,
-            moved=offer.moved or None,
-            pinned=offer.pinned,
-        )
-        for peer, offer in offers.items()
-        if offer is not None and offer.stage is not None and offer.stage < stages and offer.state != "leaving"
-    ]
+    says since when; until then the time of its record is that of its announcement. Who has begun to move counts where
+    it goes."""
+    found = list[StagePeer]()
+    for peer, offer in offers.items():
+        if offer is None or offer.stage is None or offer.state == "leaving":
+            continue
+        stage, speed, loading = offer.stage, offer.microbatches_per_second, offer.state == "joining"
+        if offer.state == "moving" and offer.moving is not None and offer.moving.begun:
+            stage, speed, loading = offer.moving.stage, 0.0, True
+        if max(stage, offer.stage) < stages:
+            found.append(
+                StagePeer(
+                    peer,
+                    *(stage, speed),
+                    loading=(offer.moved or offer.time) if loading else None,
+                    moved=offer.moved or None,
+                    pinned=offer.pinned,
+                )
+            )
+    return found

@@ -97,15 +97,15 @@ class Offers(threading.Thread, Generic[Offer]):
                 _log.info("the directory of offers does not answer: %r", error)
             self._wake.wait(LOOK_SECONDS)
 
-    def stop(self) -> None:
-        """Say that this peer leaves, and end."""
+    def stop(self, last: Offer | None = None) -> None:
+        """Say that this peer leaves, or this for the last time, and end."""
         self._stopped.set()
         self._wake.set()
         if self.is_alive():
             self.join(DHT_SECONDS)
         if self._told is not None:
             with suppress(Exception):  # the others find out
-                self._store(None).result(DHT_SECONDS)
+                self._store(last).result(DHT_SECONDS)
 
     def _turn(self) -> None:
         mine = self._mine()

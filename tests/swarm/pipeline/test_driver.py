@@ -203,6 +203,7 @@ def test_a_microbatch_that_is_refused_everywhere_is_of_no_step(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "AVOIDED_SECONDS", 0.05)
+    monkeypatch.setattr(driver_module, "FIRST_NUMBER_BITS", 0)
 
     def refuse(given: Given) -> None:
         if given.call.number == 1:
@@ -221,3 +222,10 @@ def test_the_quicker_peer_gets_more_calls(pipeline: Pipeline) -> None:
     driver = pipeline.drive("d", microbatches(12))
     pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
     assert len(pipeline.peers["1a"].calls) > 1.5 * len(pipeline.peers["1b"].calls)
+
+
+def test_no_driver_uses_the_numbers_of_one_that_its_peer_had_before(pipeline: Pipeline) -> None:
+    drivers = [pipeline.drive(name, microbatches(3)) for name in "de"]
+    pipeline.until(lambda: all(driver.driven == 3 * ROWS for driver in drivers))
+    used = {(given.driver, given.call.number) for peer in pipeline.of(0) for given in peer.calls}
+    assert len(used) == len({number for _, number in used}) == 6
