@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline.begun import begun_for
+from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import Backward, Kept
 from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, TICK_SECONDS, Changes, StagePeers, Stale
@@ -61,6 +62,7 @@ class Driver:
     :ivar driven: samples through all stages, in this session
     :ivar partly: samples that have counted in some stages only
     :ivar again: calls that were made again since a peer was gone
+    :ivar checks: whether stage peers answer alike
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Driver:
         self._changes = Changes()
         self._peers = StagePeers(opener, stages, offers, self._changes)
         self._tasks = asyncio.TaskGroup()
+        self.checks = Checks(self._peers, self._tasks, settings.me, settings.form)
         self._kept = Kept()
         self._number = 0
         self._in_flight = 0
@@ -271,10 +274,11 @@ class Driver:
                 self._peers.avoid(client.peer, BUSY_SECONDS if busy else AVOIDED_SECONDS)
             else:
                 self._changes.tell()
+                if not self._peers.holds(client):
+                    continue  # it has gone with the answer
                 if call.what == "backward":
-                    if not self._peers.holds(client):
-                        continue  # it has gone with the answer
                     self._kept.add(Backward(client.peer, call, content))
+                self.checks.look(client, asked, content, answered, size)
                 return answered
 
     async def _make_again(self, backward: Backward) -> None:

@@ -16,6 +16,8 @@ from dedloc_kit.swarm.remote.lines import Opener
 
 AVOIDED_SECONDS, BUSY_SECONDS = 3.0, 0.1
 """For which a peer is left alone that has failed, and one that has no room."""
+BARRED_SECONDS = 1800.0
+"""For which a peer gets no work that has answered what is wrong."""
 TICK_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class StagePeers:
         self._opener, self._stages, self._offers, self._changes = opener, stages, offers, changes
         self._clients: dict[str, StageClient] = {}
         self._avoided: dict[str, float] = {}
+        self._barred: dict[str, float] = {}
 
     @property
     def step(self) -> int | None:
@@ -91,11 +94,24 @@ class StagePeers:
         return step is not None and all(any(c.step == step for c in self._there(stage)) for stage in self._stages)
 
     def holds(self, client: StageClient) -> bool:
-        """Is it there?"""
-        return self._clients.get(client.peer) is client
+        """Is it there, and does it get work?"""
+        return any(other is client for other in self._there(client.stage))
 
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
+
+    def bar(self, peer: str) -> None:
+        """It gets no more work, as if it were not there."""
+        self._barred[peer] = time.monotonic() + BARRED_SECONDS
+        self._changes.tell()
+
+    def others(self, client: StageClient, step: int) -> list[StageClient]:
+        """Who else holds the same stage and this step."""
+        return [other for other in self._there(client.stage) if other is not client and other.step == step]
+
+    async def room(self, client: StageClient) -> None:
+        """Wait until it takes one more call."""
+        await self._changes.until(lambda: client.hop.calls < CALLS_AT_A_TIME)
 
     async def choose(self, stage: Cut, step: int | None, size: int, last: str) -> StageClient:
         """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
@@ -112,7 +128,7 @@ class StagePeers:
                 if step in (None, client.step)
                 and client.hop.calls < CALLS_AT_A_TIME
                 and now > self._avoided.get(client.peer, 0.0)
-                and (last not in self._clients or client.peer == last)
+                and (last not in {other.peer for other in there} or client.peer == last)
             ]
             if fit:
                 chosen = hops.choose([client.hop for client in fit], size, now, random.random())
@@ -126,6 +142,7 @@ class StagePeers:
         while True:
             now = time.monotonic()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            self._barred = {peer: until for peer, until in self._barred.items() if until > now}
             for peer, offer in self._offers().items():
                 known = peer in self._clients or peer in self._avoided
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
@@ -139,7 +156,9 @@ class StagePeers:
             await client.close()
 
     def _there(self, stage: Cut) -> list[StageClient]:
-        return [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+        """Who is, and may get work."""
+        clients = [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+        return [client for client in clients if client.peer not in self._barred]
 
     async def _follow(self, client: StageClient, driving: Driving) -> None:
         try:
