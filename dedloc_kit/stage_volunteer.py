@@ -48,6 +48,10 @@ class _Gradients:
         return self._replica.step
 
     @property
+    def sketch(self) -> tuple[float, ...]:
+        return self._replica.sketch
+
+    @property
     def closed(self) -> bool:
         return self._optimizer.closed
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.audits.projections import TOLERANCE
-from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
-from dedloc_kit.swarm.pipeline.peers import BARRED_SECONDS, StagePeers
-from dedloc_kit.swarm.pipeline.protocol import Call, Content
+from dedloc_kit.swarm.pipeline.peers import StagePeers
+from dedloc_kit.swarm.pipeline.protocol import Call, Content, unscaled
 from dedloc_kit.swarm.remote.tensors import Form, unpacked
 
 ONE_IN = 100
@@ -43,11 +42,9 @@ class Checks:
 
     :param tasks: where they run
     :param me: the driver's peer id
-    :ivar found: answers that are wrong, by what was asked, and `undecided`: two that differ where nobody can say which
     """
 
     def __init__(self, peers: StagePeers, tasks: asyncio.TaskGroup, me: str, form: Form) -> None:
-        self.found = Rejections()
         self._peers, self._tasks, self._me, self._form = peers, tasks, me, form
         self._running = 0
 
@@ -56,9 +53,11 @@ class Checks:
 
         :param size: bytes of the call and its answer
         """
-        if call.what == "forward" and self._running < AT_A_TIME and not secrets.randbelow(ONE_IN):
+        comparable = answered.output is not None or answered.loss is not None
+        if comparable and self._running < AT_A_TIME and not secrets.randbelow(ONE_IN):
             self._running += 1
-            self._tasks.create_task(self._check(_Asked(client, call, content, size), answered))
+            asked = _Asked(client, call.model_copy(update={"adds": call.what == "forward"}), content, size)
+            self._tasks.create_task(self._check(asked, answered))
 
     async def _check(self, asked: _Asked, answered: Answered) -> None:
         try:
@@ -77,20 +76,19 @@ class Checks:
                 continue
             if alike(answered, found, given, self._form):
                 if second is not None:
-                    self._wrong(second[0], asked.call)
+                    self._peers.bar(second[0], asked.call.what)
                 return
             if self._me in (first.peer, other.peer):
-                self._wrong(other if first.peer == self._me else first, asked.call)
+                self._peers.bar(other if first.peer == self._me else first, asked.call.what)
                 return
             if second is not None:
                 if alike(second[1], found, given, self._form):
-                    self._wrong(first, asked.call)
+                    self._peers.bar(first, asked.call.what)
                     return
                 break
             second = other, found
         if second is not None:
-            self.found.add("undecided")
-            _log.warning("stage %d: %s and %s differ", first.stage.number, first.peer, second[0].peer)
+            self._peers.undecided(first, second[0])
 
     def _others(self, asked: _Asked) -> list[StageClient]:
         """This driver's own stage peer first, the rest in an order that nobody foresees."""
@@ -104,12 +102,6 @@ class Checks:
         except (CallFailed, CallRefused) as error:
             _log.debug("stage %d: %s: %s", other.stage.number, other.peer, error)
             return None
-
-    def _wrong(self, client: StageClient, call: Call) -> None:
-        self.found.add(call.what)
-        self._peers.bar(client.peer)
-        text = "stage %d: %s answers a %s call unlike others, and gets no more work for %.0f s"
-        _log.warning(text, client.stage.number, client.peer, call.what, BARRED_SECONDS)
 
 
 def alike(one: Answered, other: Answered, given: Tensor | None, form: Form) -> bool:
@@ -132,7 +124,9 @@ def alike(one: Answered, other: Answered, given: Tensor | None, form: Form) -> b
 
 
 def _given(call: Call, content: Content) -> Tensor | None:
-    return None if content.hidden is None else unpacked(content.hidden).float()
+    if call.what == "forward":
+        return None if content.hidden is None else unpacked(content.hidden).float()
+    return None if content.gradient is None else unscaled(unpacked(content.gradient).float(), call.exponent)
 
 
 def _norm(tensor: Tensor) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
@@ -62,7 +63,7 @@ class Driver:
     :ivar driven: samples through all stages, in this session
     :ivar partly: samples that have counted in some stages only
     :ivar again: calls that were made again since a peer was gone
-    :ivar checks: whether stage peers answer alike
+    :ivar wrong: what stage peers answer or hold unlike others, by kind: `forward`, `backward`, `state`, `undecided`
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class Driver:
         self.begun = Begun(step=0, samples=0, final=True)
         self.driven = self.partly = self.again = 0
         self._changes = Changes()
-        self._peers = StagePeers(opener, stages, offers, self._changes)
+        self.wrong = Rejections()
+        self._peers = StagePeers(opener, stages, offers, self._changes, settings.me, self.wrong)
         self._tasks = asyncio.TaskGroup()
-        self.checks = Checks(self._peers, self._tasks, settings.me, settings.form)
+        self._checks = Checks(self._peers, self._tasks, settings.me, settings.form)
         self._kept = Kept()
         self._number = 0
         self._in_flight = 0
@@ -274,11 +276,11 @@ class Driver:
                 self._peers.avoid(client.peer, BUSY_SECONDS if busy else AVOIDED_SECONDS)
             else:
                 self._changes.tell()
-                if not self._peers.holds(client):
-                    continue  # it has gone with the answer
                 if call.what == "backward":
+                    if not self._peers.holds(client):
+                        continue  # it has gone with the answer
                     self._kept.add(Backward(client.peer, call, content))
-                self.checks.look(client, asked, content, answered, size)
+                self._checks.look(client, asked, content, answered, size)
                 return answered
 
     async def _make_again(self, backward: Backward) -> None:

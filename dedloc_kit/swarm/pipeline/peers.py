@@ -10,7 +10,9 @@ from typing import Protocol
 
 from dedloc_kit.blocks import hops
 from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
+from dedloc_kit.swarm.pipeline.holding import astray
 from dedloc_kit.swarm.pipeline.protocol import CALLS_AT_A_TIME, Cut
 from dedloc_kit.swarm.remote.lines import Opener
 
@@ -65,15 +67,25 @@ class StagePeers:
     """Of all stages.
 
     :param offers: of all peers, by id
+    :param me: the driver's peer id
+    :param wrong: counts what peers do wrong, by kind
     """
 
     def __init__(
-        self, opener: Opener, stages: Sequence[Cut], offers: Callable[[], Mapping[str, StageOffer]], changes: Changes
+        self,
+        opener: Opener,
+        stages: Sequence[Cut],
+        offers: Callable[[], Mapping[str, StageOffer]],
+        changes: Changes,
+        me: str,
+        wrong: Rejections,
     ) -> None:
         self._opener, self._stages, self._offers, self._changes = opener, stages, offers, changes
+        self._me, self._wrong = me, wrong
         self._clients: dict[str, StageClient] = {}
         self._avoided: dict[str, float] = {}
         self._barred: dict[str, float] = {}
+        self._astray = set[str]()
 
     @property
     def step(self) -> int | None:
@@ -94,16 +106,24 @@ class StagePeers:
         return step is not None and all(any(c.step == step for c in self._there(stage)) for stage in self._stages)
 
     def holds(self, client: StageClient) -> bool:
-        """Is it there, and does it get work?"""
-        return any(other is client for other in self._there(client.stage))
+        """Is it there?"""
+        return self._clients.get(client.peer) is client
 
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
 
-    def bar(self, peer: str) -> None:
-        """It gets no more work, as if it were not there."""
-        self._barred[peer] = time.monotonic() + BARRED_SECONDS
-        self._changes.tell()
+    def bar(self, client: StageClient, kind: str) -> None:
+        """Its answer to a call of this kind is wrong: it gets no more work, as if it were not there."""
+        self._wrong.add(kind)
+        self._barred[client.peer] = time.monotonic() + BARRED_SECONDS
+        text = "stage %d: %s answers a %s call unlike others, and gets no more work for %.0f s"
+        _log.warning(text, client.stage.number, client.peer, kind, BARRED_SECONDS)
+        self._compare(client.stage)
+
+    def undecided(self, one: StageClient, other: StageClient) -> None:
+        """They answer differently, and nobody can say who is right."""
+        self._wrong.add("undecided")
+        _log.warning("stage %d: %s and %s answer differently", one.stage.number, one.peer, other.peer)
 
     def others(self, client: StageClient, step: int) -> list[StageClient]:
         """Who else holds the same stage and this step."""
@@ -157,15 +177,38 @@ class StagePeers:
 
     def _there(self, stage: Cut) -> list[StageClient]:
         """Who is, and may get work."""
+        return [client for client in self._heard(stage) if client.peer not in self._astray]
+
+    def _heard(self, stage: Cut) -> list[StageClient]:
+        """Who has said what it holds, and has answered nothing wrong."""
         clients = [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
         return [client for client in clients if client.peer not in self._barred]
 
+    def _compare(self, stage: Cut) -> None:
+        """Find out who of a stage holds another state than it should, at the step that it names."""
+        heard = self._heard(stage)
+        sketches: dict[int, dict[str, tuple[float, ...]]] = {}
+        for client in heard:
+            sketches.setdefault(client.step, {})[client.peer] = client.sketch
+        found = {peer for held in sketches.values() for peer in astray(held, self._me)}
+        for peer in found - self._astray:
+            self._wrong.add("state")
+            _log.warning("stage %d: %s holds another state than others, and gets no work", stage.number, peer)
+        self._astray = (self._astray - {client.peer for client in heard}) | found
+        self._changes.tell()
+
     async def _follow(self, client: StageClient, driving: Driving) -> None:
+        def heard() -> None:
+            self._compare(client.stage)
+            driving.heard(client)
+
         try:
-            await client.follow(lambda: driving.begun, lambda: driving.heard(client))
+            await client.follow(lambda: driving.begun, heard)
         except CallFailed as failed:
             _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
         del self._clients[client.peer]
+        self._astray.discard(client.peer)
+        self._compare(client.stage)
         self.avoid(client.peer, AVOIDED_SECONDS)
         await client.close()
         if client.step >= 0:

@@ -1,5 +1,7 @@
 """Stage peers that answer wrong numbers which look right: they are found out, and get no more work."""
 
+import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -44,7 +46,7 @@ def zeros(given: Given, output: Tensor) -> Tensor:
 
 
 def noise(given: Given, output: Tensor) -> Tensor:
-    return torch.randn_like(output) * output.norm() / output.numel() ** 0.5
+    return torch.randn_like(output) * output.norm() / math.sqrt(output.numel())
 
 
 def stale(given: Given, output: Tensor) -> Tensor:
@@ -63,8 +65,14 @@ def unchanged(given: Given, output: Tensor) -> Tensor:
 KEPT: dict[str, Tensor] = {}
 
 
-def drive(pipeline: Pipeline, name: str = "d") -> Driver:
+def drive(pipeline: Pipeline, name: str = "d", met_first: int = 0) -> Driver:
+    """A batch, once so many peers of stage 1 have said what they hold."""
+    begin = threading.Event()
+    for peer in pipeline.of(0):
+        peer.before = lambda given: begin.wait(30)
     driver = pipeline.drive(name, BATCHES)
+    pipeline.until(lambda: len(met(driver)) >= met_first)
+    begin.set()
     pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
     return driver
 
@@ -85,7 +93,7 @@ def next_step(pipeline: Pipeline, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("lie", [zeros, noise, stale, unchanged])
-@pytest.mark.parametrize("what", ["forward"])
+@pytest.mark.parametrize("what", ["forward", "backward"])
 def test_who_is_alone_with_its_answers_gets_no_more_work(pipeline: Pipeline, what: str, lie: Lie) -> None:
     KEPT.clear()
     liar = pipeline.add("1c", 1)
@@ -93,29 +101,29 @@ def test_who_is_alone_with_its_answers_gets_no_more_work(pipeline: Pipeline, wha
         pipeline.peers[honest].before = lambda given: time.sleep(0.02)
     lies(liar, what, lie)
     driver = drive(pipeline)
-    pipeline.until(lambda: bool(driver.checks.found.all()) and not driver.checks._running)
+    pipeline.until(lambda: bool(driver.wrong.all()) and not driver._checks._running)
     called = len(liar.calls)
     next_step(pipeline, driver)
-    assert set(driver.checks.found.all()) == {what}
+    assert set(driver.wrong.all()) == {what}
     assert called == len(liar.calls) > 0
 
 
-@pytest.mark.parametrize("lie", [zeros])
-def test_where_two_differ_a_drivers_own_stage_peer_is_right(pipeline: Pipeline, lie: Lie) -> None:
-    lies(liar := pipeline.peers["1b"], "forward", lie)
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_where_two_differ_a_drivers_own_stage_peer_is_right(pipeline: Pipeline, what: str) -> None:
+    lies(liar := pipeline.peers["1b"], what, zeros)
     driver = drive(pipeline, "1a")
-    pipeline.until(lambda: bool(driver.checks.found.all()) and not driver.checks._running)
+    pipeline.until(lambda: bool(driver.wrong.all()) and not driver._checks._running)
     called = len(liar.calls)
     next_step(pipeline, driver)
-    assert set(driver.checks.found.all()) == {"forward"}
+    assert set(driver.wrong.all()) == {what}
     assert called == len(liar.calls)
 
 
 def test_where_two_differ_and_nobody_decides_both_go_on(pipeline: Pipeline) -> None:
     lies(pipeline.peers["1b"], "forward", zeros)
     driver = drive(pipeline)
-    pipeline.until(lambda: bool(driver.checks.found.all()))
-    assert set(driver.checks.found.all()) == {"undecided"}
+    pipeline.until(lambda: bool(driver.wrong.all()))
+    assert set(driver.wrong.all()) == {"undecided"}
     assert not driver._peers._barred
     assert not driver.missing
 
@@ -124,7 +132,35 @@ def test_a_stage_with_nobody_but_a_liar_has_nobody(pipeline: Pipeline) -> None:
     pipeline.add("1c", 1)
     lies(pipeline.peers["1c"], "forward", zeros)
     driver = drive(pipeline)
-    pipeline.until(lambda: bool(driver.checks.found.all()))
+    pipeline.until(lambda: bool(driver.wrong.all()))
     for honest in ("1a", "1b"):
         pipeline.cut(honest)
     pipeline.until(lambda: driver.missing == "stage 2 of 3 has nobody")
+
+
+def test_a_peer_that_holds_another_state_than_most_gets_no_work_until_it_holds_theirs(pipeline: Pipeline) -> None:
+    other = pipeline.add("1c", 1)
+    right, other.sums.sketch = other.sums.sketch, (1.0, 2.001)
+    driver = drive(pipeline, met_first=3)
+    assert driver.wrong.all() == {"state": 1}
+    assert not other.calls
+    other.sums.sketch = right
+    pipeline.until(lambda: not driver._peers._astray)
+    pipeline.cut("1a")
+    pipeline.cut("1b")
+    pipeline.until(lambda: met(driver) == {"1c"})
+    assert not driver.missing
+
+
+def test_a_drivers_own_state_is_right_whatever_most_hold(pipeline: Pipeline) -> None:
+    others = [pipeline.peers["1b"], pipeline.add("1c", 1)]
+    for other in others:
+        other.sums.sketch = (1.0, 2.001)
+    driver = drive(pipeline, "1a", met_first=3)
+    assert driver.wrong.all() == {"state": 2}
+    assert not [call for other in others for call in other.calls]
+
+
+def met(driver: Driver) -> set[str]:
+    """Who of stage 1 has said what it holds."""
+    return {peer for peer, client in driver._peers._clients.items() if client.step >= 0 and client.stage.number == 1}
