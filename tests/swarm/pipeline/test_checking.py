@@ -1,22 +1,28 @@
 """One answer in a hundred is compared with another peer's: that costs little, and honest ones are found alike."""
 
+import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.pipeline import checking
-from dedloc_kit.swarm.pipeline.checking import alike
-from dedloc_kit.swarm.pipeline.client import Answered
-from dedloc_kit.swarm.pipeline.protocol import Answer
+from dedloc_kit.swarm.pipeline.checking import Checks, alike
+from dedloc_kit.swarm.pipeline.client import Answered, StageClient
+from dedloc_kit.swarm.pipeline.peers import StagePeers
+from dedloc_kit.swarm.pipeline.protocol import Answer, Call, Content
+from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form, packed, unpacked
-from tests.swarm.pipeline.local_pipeline import ROWS, Pipeline, close, microbatches, plain_sum
+from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, LinearStage, Pipeline, close, microbatches, plain_sum
 
 GIVEN = torch.randn(4, 64, 128, generator=torch.Generator().manual_seed(0))
 CHANGE = torch.randn(4, 64, 128, generator=torch.Generator().manual_seed(1)) * 0.1
+
+CALL = Call(what="forward", stage=1, number=1, step=0, rows=ROWS, length=LENGTH)
 
 
 @pytest.fixture
@@ -47,6 +53,8 @@ def test_what_is_compared_is_added_once_and_honest_peers_are_alike(
     assert close(pipeline.sums(), plain_sum(batches))
     assert pipeline.samples() == [12 * ROWS] * 3
     assert min(calls(pipeline).values()) > 12
+    forward = [given.call for peer in pipeline.of(1) for given in peer.calls if given.call.what == "forward"]
+    assert all(call.adds for call in forward), "nobody sees which ones are compared"
     assert not driver.wrong.all()
 
 
@@ -57,6 +65,33 @@ def test_one_answer_in_many_is_compared(pipeline: Pipeline, monkeypatch: pytest.
     pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
     pipeline.until(lambda: not driver._checks._running)
     assert sum(len(peer.calls) for peer in pipeline.peers.values()) == 5 * 12 + 1
+
+
+def test_few_answers_are_compared_at_a_time_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "ONE_IN", 1)
+    monkeypatch.setattr(checking, "SECONDS", 0.1)
+    asked = list[StageClient]()
+
+    class Silent:
+        def others(self, client: StageClient, step: int) -> list[StageClient]:
+            return [client]
+
+        async def room(self, client: StageClient) -> None:
+            asked.append(client)
+            await asyncio.Event().wait()
+
+    async def look() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            checks = Checks(cast(StagePeers, Silent()), tasks, "d", "float32")
+            for _ in range(2):
+                for _ in range(10):
+                    checks.look(client, CALL, Content(b"", None, None), answer(GIVEN), 1)
+                while checks._running:
+                    await asyncio.sleep(0.01)
+
+    client = StageClient(cast(Opener, None), "1a", LinearStage(1))
+    asyncio.run(asyncio.wait_for(look(), 30))
+    assert len(asked) == 2 * checking.AT_A_TIME
 
 
 @pytest.mark.parametrize("form", ["8bit", "float16", "float32"])
