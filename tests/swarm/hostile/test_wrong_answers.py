@@ -46,7 +46,7 @@ def zeros(given: Given, output: Tensor) -> Tensor:
 
 
 def noise(given: Given, output: Tensor) -> Tensor:
-    return torch.randn_like(output) * output.norm() / math.sqrt(output.numel())
+    return torch.randn_like(output) * float(output.norm()) / math.sqrt(output.numel())
 
 
 def stale(given: Given, output: Tensor) -> Tensor:
