@@ -66,18 +66,18 @@ def packed(tensor: Tensor, form: Form | None = None) -> Packed:
     return Packed(TensorHead(dtype=dtype, shape=tuple(tensor.shape)), memoryview(content))
 
 
-def unpacked(tensor: Packed) -> Tensor:
+def unpacked(sent: Packed) -> Tensor:
     """The way back, of finite numbers; raises BadTensor."""
-    (dtype, shape), content = (tensor.head.dtype, tensor.head.shape), tensor.content
-    if dtype == "8bit":
+    head, content = sent
+    if head.dtype == "8bit":
         try:
-            return activations.unpack(bytes(content), shape)
+            return activations.unpack(bytes(content), head.shape)
         except ValueError as error:
             raise BadTensor("values", str(error)) from None
-    numbers = torch.frombuffer(content, dtype=DTYPES[dtype]).reshape(shape)
-    if not numbers.isfinite().all():
+    tensor = torch.frombuffer(content, dtype=DTYPES[head.dtype]).reshape(head.shape)
+    if not tensor.isfinite().all():
         raise BadTensor("values", "a tensor with NaN or infinity")
-    return numbers
+    return tensor
 
 
 async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS, form: Form | None = None) -> None:
