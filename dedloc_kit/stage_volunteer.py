@@ -58,6 +58,10 @@ class _Gradients:
         return self._replica.step
 
     @property
+    def sketch(self) -> tuple[float, ...]:
+        return self._replica.sketch
+
+    @property
     def closed(self) -> bool:
         return self._refuses or self._optimizer.closed
 

@@ -154,7 +154,8 @@ class TrainingState:
                 self._ordered[DECAY_STEPS].fill_(falling.steps)
             self.decay = falling
             self._count(receipt)
-        self._changed()
+            self._take_sketch()
+        self._listener()
 
     def _begun(self, steps: int, step: int) -> Decay | None:
         """The decay that begins with a global step; it ends with the run's last one at the latest."""
@@ -184,11 +185,8 @@ class TrainingState:
         difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
         return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
 
-    def _changed(self) -> None:
-        self._take_sketch()
-        self._listener()
-
     def _take_sketch(self) -> None:
+        """Under the lock: whoever takes over a step takes over its sketch."""
         self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
 
     def tensors(self) -> list[Tensor]:
@@ -238,7 +236,8 @@ class TrainingState:
         with self.lock:
             for own, other in zip([*self.parameters, *self.model.buffers()], theirs, strict=True):
                 own.copy_(other)
-        self._changed()
+            self._take_sketch()
+        self._listener()
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
@@ -276,7 +275,8 @@ class TrainingState:
                 own.copy_(other)
             self.decay = decay
             self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
-        self._changed()
+            self._take_sketch()
+        self._listener()
 
     def _check(self, mine: Mapping[str, Tensor], tensors: Sequence[Tensor], info: StateInfo) -> None:
         if info.run_id != self.run_id:
@@ -307,6 +307,8 @@ class Replica:
         self._round = state.round
         self.step = state.step
         """The global step whose parameters it holds."""
+        self.sketch = state.sketch
+        """Of these parameters."""
 
     @torch.no_grad()
     def refresh(
@@ -332,7 +334,7 @@ class Replica:
                     theirs.copy_(own)
                 else:
                     own.copy_(theirs)
-            self.step, self._round = state.step, state.round
+            self.step, self._round, self.sketch = state.step, state.round, state.sketch
 
     @contextmanager
     def holding(self, flat: Tensor, step: int) -> Iterator[None]:

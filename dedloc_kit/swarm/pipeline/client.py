@@ -61,11 +61,13 @@ class StageClient:
     """One peer of a stage. Lines to it stay open.
 
     :ivar step: that it holds; -1 before it has said so
+    :ivar sketch: of its parameters
     """
 
     def __init__(self, opener: Opener, peer: str, stage: Cut) -> None:
         self.peer, self.stage = peer, stage
         self.step = -1
+        self.sketch: tuple[float, ...] = ()
         self._measured: Measured | None = None
         self._sent: list[float] = []  # when each call that has not been answered was
         self._waiting = 0  # calls there, as it said last
@@ -130,7 +132,7 @@ class StageClient:
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
                     raise ValueError("it has lost what it was sent")
-                self.step, self._session = held.step, held.session
+                self.step, self.sketch, self._session = held.step, held.sketch, held.session
                 self._said += 1
                 heard()
         finally:

@@ -23,6 +23,11 @@ class Gradients(Protocol):
         ...
 
     @property
+    def sketch(self) -> tuple[float, ...]:
+        """Of these parameters."""
+        ...
+
+    @property
     def closed(self) -> bool:
         """Is this peer's part of the next step fixed? What is computed then is for no step."""
         ...
@@ -56,7 +61,7 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model. All but `step` is for the thread that trains.
+    """A stage and its model. All but `step` and `sketch` is for the thread that trains.
 
     :param most: samples that a driver may have added in one step
     :ivar served: samples that were added, in this session
@@ -74,6 +79,11 @@ class StageComputer:
     @property
     def step(self) -> int:
         return self._gradients.step
+
+    @property
+    def sketch(self) -> tuple[float, ...]:
+        """Of the parameters, for others to compare."""
+        return self._gradients.sketch
 
     @property
     def microbatches_per_second(self) -> float:
@@ -109,7 +119,7 @@ class StageComputer:
         return (None, _finite(output)) if self._last else (output.float().cpu(), None)
 
     def _backward(self, given: Given) -> tuple[Tensor | None, float | None]:
-        adds = _microbatch(given) not in self._added
+        adds = given.call.adds and _microbatch(given) not in self._added
         if adds:
             self._may_add(given)
         hidden = self._on_device(given.hidden)
@@ -122,7 +132,7 @@ class StageComputer:
             if adds:
                 output.backward(gradient)
                 self._add(given, hidden, loss)
-            elif hidden is not None:  # the answer again, and nothing else
+            elif hidden is not None:  # the answer, and nothing else
                 (hidden.grad,) = torch.autograd.grad(output, hidden, gradient)
         except BaseException:
             for parameter in self._model.parameters():

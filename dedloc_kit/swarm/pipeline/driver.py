@@ -17,7 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.begun import begun_for
+from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import Backward, Kept
 from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, TICK_SECONDS, Changes, StagePeers, Stale
@@ -64,6 +66,7 @@ class Driver:
     :ivar driven: samples through all stages, in this session
     :ivar partly: samples that have counted in some stages only
     :ivar again: calls that were made again since a peer was gone
+    :ivar wrong: what stage peers answer or hold unlike others, by kind: `forward`, `backward`, `state`, `undecided`
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Driver:
         self.begun = Begun(step=0, samples=0, final=True)
         self.driven = self.partly = self.again = 0
         self._changes = Changes()
-        self._peers = StagePeers(opener, stages, offers, self._changes)
+        self.wrong = Rejections()
+        self._peers = StagePeers(opener, stages, offers, self._changes, settings.me, self.wrong)
         self._tasks = asyncio.TaskGroup()
+        self._checks = Checks(self._peers, self._tasks, settings.me, settings.form)
         self._kept = Kept()
         self._number = secrets.randbits(FIRST_NUMBER_BITS)
         self._in_flight = 0
@@ -283,6 +288,7 @@ class Driver:
                     if not self._peers.holds(client):
                         continue  # it has gone with the answer
                     self._kept.add(Backward(client.peer, call, content))
+                self._checks.look(client, asked, content, answered, size)
                 return answered
 
     async def _make_again(self, backward: Backward) -> None:

@@ -10,12 +10,16 @@ from typing import Protocol
 
 from dedloc_kit.blocks import hops
 from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
+from dedloc_kit.swarm.pipeline.holding import astray
 from dedloc_kit.swarm.pipeline.protocol import CALLS_AT_A_TIME, Cut
 from dedloc_kit.swarm.remote.lines import Opener
 
 AVOIDED_SECONDS, BUSY_SECONDS = 3.0, 0.1
 """For which a peer is left alone that has failed, and one that has no room."""
+BARRED_SECONDS = 1800.0
+"""For which a peer gets no work that has answered what is wrong."""
 TICK_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -63,14 +67,25 @@ class StagePeers:
     """Of all stages.
 
     :param offers: of all peers, by id
+    :param me: the driver's peer id
+    :param wrong: counts what peers do wrong, by kind
     """
 
     def __init__(
-        self, opener: Opener, stages: Sequence[Cut], offers: Callable[[], Mapping[str, StageOffer]], changes: Changes
+        self,
+        opener: Opener,
+        stages: Sequence[Cut],
+        offers: Callable[[], Mapping[str, StageOffer]],
+        changes: Changes,
+        me: str,
+        wrong: Rejections,
     ) -> None:
         self._opener, self._stages, self._offers, self._changes = opener, stages, offers, changes
+        self._me, self._wrong = me, wrong
         self._clients: dict[str, StageClient] = {}
         self._avoided: dict[str, float] = {}
+        self._barred: dict[str, float] = {}
+        self._astray = set[str]()
 
     @property
     def step(self) -> int | None:
@@ -97,6 +112,27 @@ class StagePeers:
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
 
+    def bar(self, client: StageClient, kind: str) -> None:
+        """Its answer to a call of this kind is wrong: it gets no more work, as if it were not there."""
+        self._wrong.add(kind)
+        self._barred[client.peer] = time.monotonic() + BARRED_SECONDS
+        text = "stage %d: %s answers a %s call unlike others, and gets no more work for %.0f s"
+        _log.warning(text, client.stage.number, client.peer, kind, BARRED_SECONDS)
+        self._compare(client.stage)
+
+    def undecided(self, one: StageClient, other: StageClient) -> None:
+        """They answer differently, and nobody can say who is right."""
+        self._wrong.add("undecided")
+        _log.warning("stage %d: %s and %s answer differently", one.stage.number, one.peer, other.peer)
+
+    def others(self, client: StageClient, step: int) -> list[StageClient]:
+        """Who else holds the same stage and this step."""
+        return [other for other in self._there(client.stage) if other is not client and other.step == step]
+
+    async def room(self, client: StageClient) -> None:
+        """Wait until it takes one more call."""
+        await self._changes.until(lambda: client.hop.calls < CALLS_AT_A_TIME)
+
     async def choose(self, stage: Cut, step: int | None, size: int, last: str) -> StageClient:
         """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
 
@@ -112,7 +148,7 @@ class StagePeers:
                 if step in (None, client.step)
                 and client.hop.calls < CALLS_AT_A_TIME
                 and now > self._avoided.get(client.peer, 0.0)
-                and (last not in self._clients or client.peer == last)
+                and (last not in {other.peer for other in there} or client.peer == last)
             ]
             if fit:
                 chosen = hops.choose([client.hop for client in fit], size, now, random.random())
@@ -126,6 +162,7 @@ class StagePeers:
         while True:
             now = time.monotonic()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            self._barred = {peer: until for peer, until in self._barred.items() if until > now}
             for peer, offer in self._offers().items():
                 known = peer in self._clients or peer in self._avoided
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
@@ -139,14 +176,39 @@ class StagePeers:
             await client.close()
 
     def _there(self, stage: Cut) -> list[StageClient]:
-        return [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+        """Who is, and may get work."""
+        return [client for client in self._heard(stage) if client.peer not in self._astray]
+
+    def _heard(self, stage: Cut) -> list[StageClient]:
+        """Who has said what it holds, and has answered nothing wrong."""
+        clients = [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+        return [client for client in clients if client.peer not in self._barred]
+
+    def _compare(self, stage: Cut) -> None:
+        """Find out who of a stage holds another state than it should, at the step that it names."""
+        heard = self._heard(stage)
+        sketches: dict[int, dict[str, tuple[float, ...]]] = {}
+        for client in heard:
+            sketches.setdefault(client.step, {})[client.peer] = client.sketch
+        found = {peer for held in sketches.values() for peer in astray(held, self._me)}
+        for peer in found - self._astray:
+            self._wrong.add("state")
+            _log.warning("stage %d: %s holds another state than others, and gets no work", stage.number, peer)
+        self._astray = (self._astray - {client.peer for client in heard}) | found
+        self._changes.tell()
 
     async def _follow(self, client: StageClient, driving: Driving) -> None:
+        def heard() -> None:
+            self._compare(client.stage)
+            driving.heard(client)
+
         try:
-            await client.follow(lambda: driving.begun, lambda: driving.heard(client))
+            await client.follow(lambda: driving.begun, heard)
         except CallFailed as failed:
             _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
         del self._clients[client.peer]
+        self._astray.discard(client.peer)
+        self._compare(client.stage)
         self.avoid(client.peer, AVOIDED_SECONDS)
         await client.close()
         if client.step >= 0:

@@ -100,6 +100,8 @@ class Call(Record):
     length: Annotated[int, Field(ge=1, le=2**20)]
     exponent: Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)] = 0
     """The gradient is divided by two to the power of this on its way, so that a small one does not vanish."""
+    adds: bool = True
+    """Whether a backward call adds to the stage's gradients; else it is answered, and nothing more."""
 
     @property
     def samples(self) -> int:
@@ -133,6 +135,8 @@ class Held(Record):
     step: Count
     session: Digest
     """Of this process: whoever begins anew has lost what it had been sent."""
+    sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)] = ()
+    """Of the parameters, as in `Progress`."""
 
 
 Reply = Answer | Refused

@@ -135,7 +135,7 @@ class StageService(Service):
             raise Refusal("shape", f"{call.rows} x {call.length} tokens where {self._limits.tokens} are agreed")
         held.check(call)  # before it is taken; once more before it is computed
         given = await Listening(stream, SILENT_SECONDS, SILENT_SECONDS).heard(self._given(peer, call, held, stream))
-        priority = FORWARD if call.what == "forward" else BACKWARD
+        priority = BACKWARD if call.what == "backward" and call.adds else FORWARD
         computed = await alive_until(stream, self._turns.run(priority, partial(_computed, held, given)))
         await self._send(call, computed, stream)
 
@@ -209,7 +209,7 @@ class FollowingService(Service):
     async def _tell(self, stream: Stream) -> None:
         told, silent = None, 0.0
         while (held := self._stages.held) is not None:
-            now = Held(stage=held.stage.number, step=held.step, session=self._session)
+            now = Held(stage=held.stage.number, step=held.step, session=self._session, sketch=held.sketch)
             if now != told or silent > ALIVE_SECONDS:
                 await stream.send(b"" if now == told else encode(now))
                 told, silent = now, 0.0

@@ -66,6 +66,20 @@ def packed(tensor: Tensor, form: Form | None = None) -> Packed:
     return Packed(TensorHead(dtype=dtype, shape=tuple(tensor.shape)), memoryview(content))
 
 
+def unpacked(sent: Packed) -> Tensor:
+    """The way back, of finite numbers; raises BadTensor."""
+    head, content = sent
+    if head.dtype == "8bit":
+        try:
+            return activations.unpack(bytes(content), head.shape)
+        except ValueError as error:
+            raise BadTensor("values", str(error)) from None
+    tensor = torch.frombuffer(content, dtype=DTYPES[head.dtype]).reshape(head.shape)
+    if not tensor.isfinite().all():
+        raise BadTensor("values", "a tensor with NaN or infinity")
+    return tensor
+
+
 async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS, form: Form | None = None) -> None:
     """Send what `in_form` gave; raises OSError as `Stream.send`.
 
@@ -86,18 +100,9 @@ async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
     head = await stream.receive_record(TensorHead, _MAX_HEAD_BYTES)
     if head.shape != tuple(shape):
         raise BadTensor("shape", f"a tensor of shape {head.shape} where {tuple(shape)} is right")
-    if head.dtype == "8bit":
-        content = await receive_content(stream, activations.size(shape))
-        try:
-            return activations.unpack(bytes(content), shape)
-        except ValueError as error:
-            raise BadTensor("values", str(error)) from None
-    dtype = DTYPES[head.dtype]
-    content = await receive_content(stream, math.prod(shape) * dtype.itemsize)
-    tensor = torch.frombuffer(content, dtype=dtype).reshape(head.shape)
-    if not tensor.isfinite().all():
-        raise BadTensor("values", "a tensor with NaN or infinity")
-    return tensor
+    in_blocks = head.dtype == "8bit"
+    size = activations.size(shape) if in_blocks else math.prod(shape) * DTYPES[head.dtype].itemsize
+    return unpacked(Packed(head, memoryview(await receive_content(stream, size))))
 
 
 async def send_content(stream: Stream, content: memoryview, seconds: float = SEND_SECONDS) -> None:

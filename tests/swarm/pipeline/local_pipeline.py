@@ -93,7 +93,7 @@ class Sums:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.step, self.closed = 0, False
+        self.step, self.closed, self.sketch = 0, False, (1.0, 2.0)
         self.samples, self.loss = 0, 0.0
         self.gradients = [torch.zeros_like(p) for p in model.parameters()]
 

@@ -1,0 +1,34 @@
+"""Which stage peers hold another state than they should: one that is not loaded, or has drifted from the others'.
+
+A sketch is no proof: who has heard another's can say the same. What a peer answers is compared as well (`checking`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dedloc_kit.training.state import SKETCH_TOLERANCE
+
+
+def astray(held: Mapping[str, Sequence[float]], me: str) -> set[str]:
+    """Of the peers of a stage who say that they hold the same step: who holds another state than this driver itself,
+    or, where it holds none of that step, than most do. Nobody does where no state has more holders than another.
+
+    :param held: the sketch of each, by peer id
+    :param me: the driver's peer id
+    """
+    groups: list[list[str]] = []
+    for peer, sketch in held.items():
+        group = next((group for group in groups if not _differ(held[group[0]], sketch)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(peer)
+    most = max(map(len, groups), default=0)
+    right = [group for group in groups if me in group] or [group for group in groups if len(group) == most]
+    return set(held) - {peer for group in right for peer in group}
+
+
+def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
+    """By the norm of the difference, and of the parameters, as estimated."""
+    if len(one) != len(other):
+        return True
+    return not math.dist(one, other) <= SKETCH_TOLERANCE * max(math.hypot(*one), math.hypot(*other)) < math.inf
