@@ -68,7 +68,7 @@ class StageClient:
         self.step = -1
         self._measured: Measured | None = None
         self._sent: list[float] = []  # when each call that has not been answered was
-        self._waiting = 0  # calls there, as it said last
+        self._waiting = 0  # calls that are not done there, as it said last
         self._opener = opener
         self._idle: list[tuple[Line, Listening]] = []
         self._session = ""
@@ -130,9 +130,11 @@ class StageClient:
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
                     raise ValueError("it has lost what it was sent")
-                self.step, self._session = held.step, held.session
+                self._waiting = held.waiting
+                if (held.step, held.session) != (self.step, self._session):
+                    self.step, self._session = held.step, held.session
+                    heard()
                 self._said += 1
-                heard()
         finally:
             telling.cancel()
 

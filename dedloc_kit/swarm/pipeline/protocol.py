@@ -115,7 +115,7 @@ class Answer(Record):
     seconds: Seconds
     """That it computed."""
     waiting: Count
-    """Calls that wait there now."""
+    """Calls that are not done there."""
 
 
 class Refused(Record):
@@ -133,6 +133,8 @@ class Held(Record):
     step: Count
     session: Digest
     """Of this process: whoever begins anew has lost what it had been sent."""
+    waiting: Count
+    """As in an answer. All drivers send calls, so what the last answer said is soon old."""
 
 
 Reply = Answer | Refused

@@ -1,5 +1,6 @@
 """Microbatches go through all stages, each counts once in each, whoever comes and goes."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -221,3 +222,21 @@ def test_the_quicker_peer_gets_more_calls(pipeline: Pipeline) -> None:
     driver = pipeline.drive("d", microbatches(12))
     pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
     assert len(pipeline.peers["1a"].calls) > 1.5 * len(pipeline.peers["1b"].calls)
+
+
+def test_a_driver_hears_how_many_calls_others_have_at_a_peer(pipeline: Pipeline) -> None:
+    """All drivers call: what the last answer to one of them said is soon old."""
+    may_go = threading.Event()
+    pipeline.peers["1a"].before = lambda given: may_go.wait()
+    idle = pipeline.drive("e", [])
+    pipeline.drive("d", microbatches(12))
+
+    def queue() -> int:
+        client = idle._peers._clients.get("1a")
+        return 0 if client is None else client.hop.queue
+
+    try:
+        pipeline.until(lambda: queue() > 0)
+    finally:
+        may_go.set()
+    pipeline.until(lambda: queue() == 0)
