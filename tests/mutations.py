@@ -278,6 +278,13 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k line_alone_breaks",
     ),
     Mutation(
+        "a driver knows of others' calls at a stage peer only by the answers to its own",
+        "swarm/pipeline/client.py",
+        "                self._waiting = held.waiting\n",
+        "",
+        "tests/swarm/pipeline/test_driver.py -k hears_how_many",
+    ),
+    Mutation(
         "a silent stage peer is waited for",
         "swarm/pipeline/client.py",
         "listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)",

@@ -88,7 +88,11 @@ class Network:
 
     def run_in(self, host: int) -> list[str]:
         """What to put before a command so that it runs on this host."""
-        return ["nsenter", f"--net=/proc/{self._process.pid}/fd/{self._namespaces[host]}", "--"]
+        return ["nsenter", f"--net={self.namespace(host)}", "--"]
+
+    def namespace(self, host: int) -> str:
+        """The file that stands for the host's network, as setns(2) takes it."""
+        return f"/proc/{self._process.pid}/fd/{self._namespaces[host]}"
 
     def address(self, host: int) -> str:
         """The host's IPv4 address, which only the other hosts reach."""

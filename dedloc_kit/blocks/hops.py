@@ -61,7 +61,7 @@ class Hop:
     """A peer of the stage as a driver sees it.
 
     :ivar calls: of this driver that it has not answered
-    :ivar queue: calls that wait there, of all drivers, as it says itself
+    :ivar queue: calls that are not done there, of all drivers, as it says itself
     :ivar oldest: seconds since the first of `calls` was sent
     """
 

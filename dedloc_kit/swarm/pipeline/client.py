@@ -70,7 +70,7 @@ class StageClient:
         self.sketch: tuple[float, ...] = ()
         self._measured: Measured | None = None
         self._sent: list[float] = []  # when each call that has not been answered was
-        self._waiting = 0  # calls there, as it said last
+        self._waiting = 0  # calls that are not done there, as it said last
         self._opener = opener
         self._idle: list[tuple[Line, Listening]] = []
         self._session = ""
@@ -132,9 +132,11 @@ class StageClient:
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
                     raise ValueError("it has lost what it was sent")
-                self.step, self.sketch, self._session = held.step, held.sketch, held.session
+                self._waiting = held.waiting
+                if (held.step, held.sketch, held.session) != (self.step, self.sketch, self._session):
+                    self.step, self.sketch, self._session = held.step, held.sketch, held.session
+                    heard()
                 self._said += 1
-                heard()
         finally:
             telling.cancel()
 

@@ -117,7 +117,7 @@ class Answer(Record):
     seconds: Seconds
     """That it computed."""
     waiting: Count
-    """Calls that wait there now."""
+    """Calls that are not done there."""
 
 
 class Refused(Record):
@@ -137,6 +137,8 @@ class Held(Record):
     """Of this process: whoever begins anew has lost what it had been sent."""
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)] = ()
     """Of the parameters, as in `Progress`."""
+    waiting: Count
+    """As in an answer. All drivers send calls, so what the last answer said is soon old."""
 
 
 Reply = Answer | Refused

@@ -40,6 +40,8 @@ SILENT_SECONDS, IDLE_SECONDS = 10.0, 600.0
 """For which a stream may stall in a call, and rest between two."""
 LOOK_SECONDS = 0.1
 """How soon a follower is told of another step."""
+QUEUE_SECONDS = 0.02
+"""For each follower: how seldom all are told that the queue has changed, and nothing else."""
 FOLLOWERS_AT_A_TIME = (2, 256)
 
 _log = logging.getLogger(__name__)
@@ -83,8 +85,8 @@ class StageService(Service):
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
-        return self._turns.waiting
+        """Calls that are not done, one that is being computed included: an idle peer differs from a busy one."""
+        return self._turns.unfinished
 
     def hold(self, held: StageComputer | None) -> None:
         """What calls get from now on."""
@@ -209,7 +211,11 @@ class FollowingService(Service):
     async def _tell(self, stream: Stream) -> None:
         told, silent = None, 0.0
         while (held := self._stages.held) is not None:
-            now = Held(stage=held.stage.number, step=held.step, session=self._session, sketch=held.sketch)
+            waiting = self._stages.waiting
+            if told is not None and silent < QUEUE_SECONDS * len(self._lines):
+                waiting = told.waiting
+            sketch = held.sketch
+            now = Held(stage=held.stage.number, step=held.step, session=self._session, sketch=sketch, waiting=waiting)
             if now != told or silent > ALIVE_SECONDS:
                 await stream.send(b"" if now == told else encode(now))
                 told, silent = now, 0.0

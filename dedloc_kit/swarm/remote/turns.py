@@ -17,11 +17,17 @@ class Turns:
     def __init__(self) -> None:
         self._calls: queue.PriorityQueue[tuple[int, int, Callable[[], Any], Future[Any]]] = queue.PriorityQueue()
         self._numbers = itertools.count()
+        self._unfinished = 0
 
     @property
     def waiting(self) -> int:
         """How many."""
         return self._calls.qsize()
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls wait or are being made; for the loop that has them made."""
+        return self._unfinished
 
     async def run(self, priority: int, function: Callable[[], T]) -> T:
         """What the function returns or raises in that thread; it is not called any more once nobody waits for it.
@@ -30,7 +36,11 @@ class Turns:
         """
         done: Future[T] = Future()
         self._calls.put((priority, next(self._numbers), function, done))
-        return await asyncio.wrap_future(done)
+        self._unfinished += 1
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._unfinished -= 1
 
     def last(self, function: Callable[[], object]) -> None:
         """Have this called in that thread once nothing waits before it."""

@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[str, Act]] = {
     "a step to come": ("stale", sending(changed(step=4), content())),
     "2 GB": ("nonsense", long),
     "a tensor of 2 GB": ("nonsense", long_tensor),
-    "no call": ("nonsense", lambda stream: stream.send(encode(Held(stage=1, step=0, session="")))),
+    "no call": ("nonsense", lambda stream: stream.send(encode(Held(stage=1, step=0, waiting=0, session="")))),
 }
 
 
@@ -163,6 +163,7 @@ def test_who_sends_nonsense_again_is_refused_for_a_while_and_nobody_else(
 
 
 def test_a_gradient_far_larger_than_is_usual_is_not_added(pipeline: Pipeline) -> None:
+    pipeline.slow("1b")  # so that the other one knows what is usual
     train(pipeline)
     pipeline.endpoint("m")
     reply = pipeline.run(reply_to(pipeline, sending(CALL, content(HIDDEN, HIDDEN * 1e4))))

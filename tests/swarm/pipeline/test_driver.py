@@ -1,5 +1,6 @@
 """Microbatches go through all stages, each counts once in each, whoever comes and goes."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -229,3 +230,21 @@ def test_no_driver_uses_the_numbers_of_one_that_its_peer_had_before(pipeline: Pi
     pipeline.until(lambda: all(driver.driven == 3 * ROWS for driver in drivers))
     used = {(given.driver, given.call.number) for peer in pipeline.of(0) for given in peer.calls}
     assert len(used) == len({number for _, number in used}) == 6
+
+
+def test_a_driver_hears_how_many_calls_others_have_at_a_peer(pipeline: Pipeline) -> None:
+    """All drivers call: what the last answer to one of them said is soon old."""
+    may_go = threading.Event()
+    pipeline.peers["1a"].before = lambda given: may_go.wait()
+    idle = pipeline.drive("e", [])
+    pipeline.drive("d", microbatches(12))
+
+    def queue() -> int:
+        client = idle._peers._clients.get("1a")
+        return 0 if client is None else client.hop.queue
+
+    try:
+        pipeline.until(lambda: queue() > 0)
+    finally:
+        may_go.set()
+    pipeline.until(lambda: queue() == 0)
