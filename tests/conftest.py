@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,17 @@ from tests import fork_server
 gc.disable()  # until all is collected: what is imported becomes no garbage; looking for it takes a fifth of the time
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One for each test, made by who needs it: most do not."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one name have another organizer in each test, which a machine would not believe."""
-    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.setenv("DEDLOC_HOME", str(next(homes)))
 
 
 @pytest.fixture(autouse=True)

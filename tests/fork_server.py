@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from dedloc_kit.machine.isolation import isolated
@@ -42,13 +43,13 @@ _asking = threading.Lock()
 
 
 class Forked:
-    """As `subprocess.Popen` of `python -m`, as far as a starter of ours uses it; in a session of its own."""
+    """As `subprocess.Popen` of `python -m` or `-c`, as far as a starter of ours uses it; in a session of its own."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes], handles: Sequence[int] = ()
     ) -> None:
         """
-        :param command: a module and its arguments
+        :param command: a module and its arguments, or `-c` and code
         :param handles: of files that are open in it, with the same numbers
         """
         asked = {
@@ -90,6 +91,17 @@ class Forked:
 def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes], handles: Sequence[int]) -> Forked:
     """Instead of the one that `dedloc_kit.worker` starts."""
     return Forked(["dedloc_kit.worker", role], isolated(environment), log, handles)
+
+
+def said_by(code: str, returncode: int = 0, **environment: str) -> str:
+    """What Python code prints in a process of its own; what torch looks up when it first computes is its own too."""
+    with TemporaryFile() as errors:
+        process = Forked(["-c", code], {**os.environ, **environment}, errors)
+        process.stdin.close()
+        said, ended = process.stdout.read().decode(), process.wait(250.0)
+        errors.seek(0)
+        assert ended == returncode, errors.read().decode()
+    return said
 
 
 @cache
@@ -180,6 +192,9 @@ def main() -> None:
     sys.path[:0] = [folder for folder in more if folder and folder not in sys.path]
     module, *arguments = asked["command"]
     sys.argv = [module, *arguments]
+    if module == "-c":
+        exec(arguments[0], {"__name__": "__main__"})
+        return
     sys.modules.pop(module, None)  # as `__main__` it begins anew
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

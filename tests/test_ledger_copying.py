@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Conviction, Ledger, StartPoint, filling
+from dedloc_kit.ledger import Conviction, Ledger, StartPoint, copying, filling
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
 from tests.ledgers import GAP, NOON, a_step, given
@@ -60,6 +60,12 @@ def empty(tmp_path: Path) -> Path:
     (tmp_path / "new").mkdir()
     Ledger(tmp_path / "new" / "ledger.sqlite").close()
     return tmp_path / "new" / "ledger.sqlite"
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this process: that what another one says arrives, as it takes a second to start, other tests show."""
+    monkeypatch.setattr(copying, "_fill", filling.fill)
 
 
 def changed(file: Path, change: Change) -> None:
@@ -140,6 +146,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
     after.close()
 
 
+@pytest.mark.usefixtures("read_here")
 @pytest.mark.parametrize(
     ("file", "change", "fault"),
     [
@@ -180,6 +187,7 @@ def test_a_copy_that_no_ledger_wrote_is_refused_and_changes_nothing(
     assert everything(empty) == before
 
 
+@pytest.mark.usefixtures("read_here")
 def test_what_is_no_copy_at_all_is_refused(copy: Path, empty: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no copy"):
         restore(empty, tmp_path / "nowhere")
@@ -194,6 +202,7 @@ def test_what_is_no_copy_at_all_is_refused(copy: Path, empty: Path, tmp_path: Pa
         restore(empty, copy)
 
 
+@pytest.mark.usefixtures("read_here")
 def test_a_strange_table_and_a_newer_version_are_refused(copy: Path, path: Path, empty: Path, tmp_path: Path) -> None:
     (copy / "evil.parquet").write_bytes((copy / "steps.parquet").read_bytes())
     with pytest.raises(UserError, match=r"evil\.parquet is no table of a ledger"):

@@ -122,15 +122,14 @@ OUT_OF_BOUNDS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [(kind, key, value) for kind, values in VALID.items() for key in values for value in OUT_OF_BOUNDS[key]],
-)
-def test_no_field_takes_a_value_out_of_bounds(kind: type[Record], key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: {key}") as caught:
-        kind.parse(VALID[kind] | {key: value})
-    assert "\n" not in str(caught.value)
-    assert "\x1b" not in str(caught.value)
+@pytest.mark.parametrize("kind", VALID)
+def test_no_field_takes_a_value_out_of_bounds(kind: type[Record]) -> None:
+    for key in VALID[kind]:
+        for value in OUT_OF_BOUNDS[key]:
+            with pytest.raises(ValueError, match=rf"^{kind.__name__}: {key}") as caught:
+                pytest.fail(f"{key} may be {kind.parse(VALID[kind] | {key: value})!r}")
+            assert "\n" not in str(caught.value)
+            assert "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", VALID)

@@ -1,3 +1,4 @@
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from dedloc_kit.data.docstrings import collect_documents, write_corpus
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
+
+PYTEST = str(Path(pytest.__file__).parents[1] / "_pytest")
 
 
 def fail(text: str) -> None:
@@ -43,7 +46,9 @@ def test_the_corpus_is_prose_and_no_paragraph_comes_twice(corpus: Path) -> None:
     assert all(paragraph[0].isupper() and paragraph[-1] in ".!?" for paragraph in paragraphs)
 
 
-def test_the_same_installation_gives_the_same_documents() -> None:
+def test_the_same_installation_gives_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = sysconfig.get_paths()  # reading all that is installed takes seconds
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**here, "purelib": PYTEST, "platlib": PYTEST})
     assert collect_documents(50_000) == collect_documents(50_000)
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import nbformat
 from playwright.sync_api import Page
 
 from tests.browser import ARTIFACTS, open_browser
+from tests.notebooks import of_cells
 from tests.swarm.harness import wait_until
 
 DEADLINE = 120_000
@@ -95,9 +95,9 @@ class Lab:
 
     def write(self, name: str, *cells: str) -> None:
         """A notebook of these code cells."""
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook = of_cells(*cells)
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(notebook, self.notebooks / name)
+        (self.notebooks / name).write_text(json.dumps(notebook))
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, (self._folder / "lab.log").read_text()[-2000:]

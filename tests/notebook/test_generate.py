@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import IPython
-import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -23,6 +22,7 @@ from dedloc_kit.records import Invitation
 from dedloc_kit.serving.config import ServingConfig
 from tests.environments import make_environment, run, small_wheel
 from tests.invitations import NOBODY, ORGANIZER, invited
+from tests.notebooks import valid
 from tests.tiny import tiny_run
 
 CHECKED_IN = Path(__file__).parents[2] / "notebooks"
@@ -62,8 +62,7 @@ def test_the_checked_in_notebooks_are_what_the_generator_makes(platform: Platfor
 
 def test_the_notebook_for_a_chat_is_up_to_date_and_says_first_who_sees_what_is_typed() -> None:
     made = (CHECKED_IN / CHAT).read_text()
-    read = nbformat.reads(made, as_version=4)
-    nbformat.validate(read)
+    read = valid(made)
     first, cell, after = read.cells
     target = Target(text=first.source.split("\n\n")[2])
     assert chat(target) == made, "run python -m dedloc_kit.notebook.generate"
@@ -87,8 +86,7 @@ def test_the_notebook_for_a_chat_with_one_model_holds_its_address(tmp_path: Path
 
 @each_platform
 def test_a_notebook_is_valid_and_short_and_its_one_code_cell_comes_soon(platform: Platform) -> None:
-    read = nbformat.reads(notebook(platform, Target()), as_version=4)
-    nbformat.validate(read)
+    read = valid(notebook(platform, Target()))
     kinds = [cell.cell_type for cell in read.cells]
     assert len(kinds) <= 6
     assert kinds.count("code") == 1
@@ -118,7 +116,7 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
     paths = notebooks_for(invitation_file(tmp_path, about="Bengali for all."), tmp_path / "out")
     assert [path.name for path in paths] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
     for path in paths:
-        nbformat.validate(nbformat.read(path, as_version=4))
+        valid(path.read_text())
         assert assigned(code_of(path)) == {"INVITATION": f"http://192.0.2.1:8000#{ORGANIZER.peer}", "NAME": ""}
         assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
         assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]

@@ -5,9 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from dedloc_kit import worker
 from tests import fork_server
@@ -15,6 +13,7 @@ from tests.blocks import tiny
 from tests.browser import need_chromium
 from tests.inference.chats import tokenizer
 from tests.notebook.browser import Lab, browser_page, open_and_run, photograph
+from tests.notebooks import execute, of_cells, valid
 from tests.served import ServedModel
 from tests.swarm.harness import processes_with, wait_until
 
@@ -40,7 +39,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 def cell_of(swarm: ServedModel) -> str:
     """As it stands in the checked-in notebook, with the invitation put in and the kit of this checkout."""
-    notebook = nbformat.read(CHECKOUT / "notebooks" / "chat.ipynb", as_version=4)
+    notebook = valid((CHECKOUT / "notebooks" / "chat.ipynb").read_text())
     (code,) = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     code = code.replace('INVITATION = ""', f"INVITATION = {swarm.where!r}").replace('KIT = ""', 'KIT = "#sha256="')
     return re.sub("^%pip .*$", "", code, flags=re.MULTILINE)
@@ -53,9 +52,8 @@ def environment_of(folder: Path) -> dict[str, str]:
 def test_the_notebook_answers_and_leaves_nothing_behind(swarm: ServedModel, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     cells = [cell_of(swarm), "talk = chat(INVITATION)\nfor text in ('hello', 'and now?'): print(repr(talk.say(text)))"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = NotebookClient(notebook, timeout=DEADLINE, kernel_name="python3")
-    client.execute(env={**os.environ, **environment_of(tmp_path)})
+    notebook = of_cells(*cells)
+    execute(notebook, DEADLINE, CHECKOUT, {**os.environ, **environment_of(tmp_path)})
     printed = "".join(output.get("text", "") for output in notebook.cells[1].outputs)
     answers = [line for line in printed.splitlines() if line.startswith(("'", '"'))]
     assert len(answers) == 2, printed

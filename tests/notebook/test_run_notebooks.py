@@ -8,15 +8,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from dedloc_kit.client import fetch_people
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run
+from tests.notebooks import execute, of_cells, valid
 from tests.swarm.harness import processes_with, wait_until
 
 DEADLINE = 240
@@ -79,10 +78,10 @@ def test_a_notebook_installs_joins_trains_and_thanks(
         "PIP_NO_INDEX": "1",
     }
     paths = {place.name: path for place, path in zip(PLATFORMS, notebooks_for(url, tmp_path), strict=True)}
-    notebook = nbformat.read(paths[platform], as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell("import dedloc_kit\nprint(dedloc_kit.__file__)"))
-    elsewhere = {"metadata": {"path": str(tmp_path)}}  # in the checkout the worker would take the kit from there
-    NotebookClient(notebook, timeout=DEADLINE, resources=elsewhere).execute(env={**os.environ, **environment, **kernel})
+    notebook = valid(paths[platform].read_text())
+    notebook.cells += of_cells("import dedloc_kit\nprint(dedloc_kit.__file__)").cells
+    # In the checkout the worker would take the kit from there.
+    execute(notebook, DEADLINE, tmp_path, {**os.environ, **environment, **kernel})
 
     assert notebook.cells[-1].outputs[0].text.startswith(str(installed)), "the kit did not come from the coordinator"
     assert "Thank you" in str(notebook.metadata.widgets), "the panel did not end with its thanks"

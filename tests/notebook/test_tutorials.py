@@ -8,9 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from PIL import Image
 
 from dedloc_kit.ledger import Ledger
@@ -18,6 +16,7 @@ from dedloc_kit.notebook.generate import TUTORIALS, tutorial
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.text_to_image import TextToImage
 from tests.evaluation.language import write_causal
+from tests.notebooks import execute, valid
 from tests.served import ServedModel
 from tests.swarm.harness import processes_with
 from tests.tasks.text_to_image_run import run_of, write_codes, write_picture_model
@@ -29,14 +28,18 @@ DEADLINE = 240
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_the_checked_in_notebook_is_what_the_generator_makes(name: str) -> None:
     made = tutorial(name)
-    nbformat.validate(nbformat.reads(made, as_version=4))
+    valid(made)
     assert (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text() == made, "run python -m dedloc_kit.notebook.generate"
+
+
+def checked_in(name: str) -> Any:
+    return valid((CHECKOUT / "notebooks" / f"{name}.ipynb").read_text())
 
 
 def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
     """Run a notebook in a folder; returns what its cells print."""
-    notebook = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=DEADLINE, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
+    notebook = checked_in(name)
+    execute(notebook, DEADLINE, folder, environment)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     figures = [output for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
     assert len(figures) == (2 if name == "use_model" else 0)
@@ -45,7 +48,7 @@ def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
 
 def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_causal(tmp_path / "model", ["where", "is", "the", "station", "this", "function", "returns"])
-    notebook = nbformat.read(CHECKOUT / "notebooks" / "use_model.ipynb", as_version=4)
+    notebook = checked_in("use_model")
     first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert first.startswith("MODEL = ")
     names = {"MODEL": str(model), "LEDGER": ""}
@@ -69,7 +72,7 @@ def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for step in (0, 10):
         ledger.record_evaluation(step, task.evaluate(model), 1.0)
     ledger.close()
-    notebook = nbformat.read(CHECKOUT / "notebooks" / "draw.ipynb", as_version=4)
+    notebook = checked_in("draw")
     first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert first.startswith("MODEL = ")
     names: dict[str, Any] = {
@@ -93,7 +96,7 @@ def test_a_served_model_is_taught_a_task_and_a_style(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write_causal(tmp_path / "model", ["good", "bad", "The", "moon", "sun", "matey", "be", "the", "film", "it"])
-    notebook = nbformat.read(CHECKOUT / "notebooks" / "fine_tune.ipynb", as_version=4)
+    notebook = checked_in("fine_tune")
     first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert first.startswith("INVITATION = ")
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from dedloc_kit.cli.main import main
@@ -12,6 +11,7 @@ from dedloc_kit.data.pictures.captioned import PictureSource
 from dedloc_kit.picture_model.settings import load_images
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run import Source, load_run
+from tests.notebooks import valid
 
 WIKIPEDIA = ("--dataset", "wikimedia/wikipedia:20231101.bn=0.23")
 CRAWL = ("--dataset", "HuggingFaceFW/fineweb-2:ben_Beng=0.77")
@@ -128,8 +128,7 @@ def test_the_community_s_page_and_the_notebooks_say_what_it_is_for(elsewhere: Pa
     notebooks = sorted((elsewhere / "our-bert" / "notebooks").iterdir())
     assert [path.name for path in notebooks] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
     for path in notebooks:
-        read = nbformat.read(path, as_version=4)
-        nbformat.validate(read)
+        read = valid(path.read_text(encoding="utf-8"))
         assert "joins the run **our-bert**.\n\n> Bengali for all." in read.cells[0].source
         assert 'INVITATION = ""' in json.dumps([cell.source for cell in read.cells]).replace('\\"', '"')
 

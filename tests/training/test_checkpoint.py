@@ -5,8 +5,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import StateInfo
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.checkpoint import Checkpoints
+from tests.fork_server import said_by
 
 
 def info(step: int = 7) -> StateInfo:
@@ -154,8 +153,7 @@ from dedloc_kit.training.checkpoint import Checkpoints
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Checkpoints(Path({str(tmp_path)!r})).save({{"w": torch.ones(3)}}, StateInfo(run_id="x", step=2, rounds=()))
 """
-    process = subprocess.run([sys.executable, "-c", killed_at_the_rename], check=False)
-    assert process.returncode == -signal.SIGKILL
+    said_by(killed_at_the_rename, returncode=-signal.SIGKILL)
     assert files(tmp_path) == [".step-00000002.safetensors.tmp", "step-00000001.safetensors"]
 
     after_the_kill = Checkpoints(tmp_path)

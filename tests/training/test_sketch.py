@@ -1,8 +1,5 @@
 """What tells one state from another."""
 
-import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -10,6 +7,7 @@ import pytest
 import torch
 
 from dedloc_kit.training.sketch import BLOCK, NUMBERS, differ, read, sketch
+from tests.fork_server import said_by
 
 SEEDS = [bytes([number]) * 32 for number in range(20)]
 
@@ -56,16 +54,10 @@ def test_a_state_that_fits_the_sketch_of_one_seed_does_not_fit_that_of_another()
 
 
 def test_a_machine_without_vector_instructions_has_the_same_sketch() -> None:
-    code = "from tests.training.test_sketch import *\nprint(differ(a_state(), SEEDS[0], %s))"
-    plain = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    found = subprocess.run(
-        [sys.executable, "-c", code % sketch(a_state(), SEEDS[0])],
-        env=plain,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == "[]"
+    code = "from tests.training.test_sketch import *\nprint(differ(a_state(), SEEDS[0], %s))\n"
+    code += "print(torch.backends.cpu.get_cpu_capability())"
+    found, capability = said_by(code % sketch(a_state(), SEEDS[0]), ATEN_CPU_CAPABILITY="default").splitlines()
+    assert (found, capability) == ("[]", "DEFAULT")
 
 
 def test_a_sketch_is_one_pass_over_the_state() -> None:

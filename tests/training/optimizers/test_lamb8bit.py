@@ -1,8 +1,5 @@
 """LAMB with a state of 8 bits beside LAMB with its own, and the same bits everywhere."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -16,6 +13,7 @@ from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
 from dedloc_kit.training.state import TrainingState
+from tests.fork_server import said_by
 from tests.tiny import TinyTask, tiny_run
 
 ROWS, WIDTH, WARM_UP = 60, 384, 20
@@ -126,10 +124,7 @@ def test_neither_the_number_of_threads_nor_the_instructions_of_the_processor_cha
     names: set[str] = set()
     bits: set[str] = set()
     for kind in {"default", best, best.replace("avx512", "avx2")}:
-        environment = {**os.environ, "ATEN_CPU_CAPABILITY": kind}
-        told = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
-        assert told.returncode == 0, told.stderr
-        name, *found = told.stdout.split("\n", 3)
+        name, *found = said_by(SCRIPT, ATEN_CPU_CAPABILITY=kind).split("\n", 3)
         names.add(name)
         bits.update(line.strip() for line in found)
     assert len(bits) == 1
