@@ -12,10 +12,13 @@ from dedloc_kit.blocks.stages import Stage
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
+from dedloc_kit.machine.stage_room import stages_that_fit
+from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
+from dedloc_kit.stage_costs import expected_memory
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -75,13 +78,15 @@ def stage_volunteer(
     )
 
     def choose(node: Node) -> list[int]:
+        whole = create_task(run, peer.task_module)
+        assert isinstance(whole, Divisible)
+        fits = _fitting(run, peer, whole, emit)
         if peer.stage is not None:
             return [peer.stage]
         emit(State(text="looking for the stage that lacks peers most"))
-        whole = create_task(run, peer.task_module)
-        assert isinstance(whole, Divisible)
         shares = [whole.stage(number).share for number in range(pipeline.count)]
-        return [Newcomer(run, node, entry.signer, peer, [Stage(share, share) for share in shares]).choose(stop)]
+        stages = [Stage(share, share) for share in shares]
+        return [Newcomer(run, node, entry.signer, peer, stages, fits).choose(stop)]
 
     def caller(_: int, stage: StageTask) -> Caller:
         def on_loading(received: int, total: int) -> None:
@@ -99,6 +104,19 @@ def stage_volunteer(
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=work.given))
+
+
+def _fitting(run: RunConfig, peer: PeerConfig, task: Divisible, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
+    """The stages that this machine holds, of all or of the one that was asked for; raises UserError if it is none."""
+    assert run.pipeline is not None
+    emit(State(text="looking which stages this machine holds"))
+    count = run.pipeline.count
+    asked = range(count) if peer.stage is None else (peer.stage,)
+    needed = {number: expected_memory(run, task, number) for number in asked}
+    fits, told = stages_that_fit(machine_at(peer.folder), needed, count, peer.devices)
+    if told:
+        emit(Warned(text=told))
+    return fits
 
 
 class _Work:

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.events import Left
-from dedloc_kit.run import RunConfig
+from dedloc_kit import stage_volunteer
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Left
+from dedloc_kit.machine.survey import Machine
+from dedloc_kit.run import PeerConfig, RunConfig
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
 from tests.tiny import tiny_run
-from tests.tiny_stages import LENGTH, TOLD, plain_loop
+from tests.tiny_stages import LENGTH, TOLD, TinyStages, plain_loop
 
 STAGES, STEPS, BATCH, ROWS = 3, 5, 24, 2
 SETTINGS: dict[str, Any] = {"task_module": "tests.tiny_stages", "until_step": STEPS}
@@ -89,6 +92,19 @@ class Staged:
             ids, labels = first[key]["input_ids"], last[key]["labels"]
             found[key[0]].append({"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)})
         return [found[step] for step in range(steps)]
+
+
+def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, peer = TinyStages(staged_run()), PeerConfig(folder=tmp_path, devices="cpu")
+    events = list[AnyEvent]()
+    assert stage_volunteer._fitting(staged_run(), peer, task, events.append) == {0, 1, 2}
+    small = Machine(cores=2, memory=10**8, free_memory=10**8, free_disk=10**9, gpus=())
+    monkeypatch.setattr(stage_volunteer, "machine_at", lambda _: small)
+    with pytest.raises(UserError, match=r"the smallest one, stage 2 of 3 takes 0.6 GB .* has 0.1 GB"):
+        stage_volunteer._fitting(staged_run(), peer, task, events.append)
+    asked = peer.model_copy(update={"stage": 2})
+    with pytest.raises(UserError, match=r"^stage 3 of 3 takes"):
+        stage_volunteer._fitting(staged_run(), asked, task, events.append)
 
 
 @pytest.fixture

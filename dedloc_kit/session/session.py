@@ -140,7 +140,7 @@ class Session:
         from huggingface_hub.constants import ENDPOINT
 
         machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
-        for text in check(machine, invitation.parameters, devices=peer.devices, state=state):
+        for text in check(machine, invitation.held_parameters, devices=peer.devices, state=state):
             self._warn(text)
         if no_use := tpu():
             self._warn(no_use)
