@@ -38,6 +38,12 @@ def rows_of(run: RunConfig, batch: Batch) -> int:
     return max(1, run.pipeline.microbatch_tokens // length)
 
 
+def full_rows(run: RunConfig, task: Divisible) -> int:
+    """How many samples of full length make a microbatch."""
+    assert run.pipeline is not None
+    return max(1, min(run.global_batch, run.pipeline.microbatch_tokens // task.sample_tokens))
+
+
 def expected_memory(run: RunConfig, task: Divisible, number: int) -> StageMemory:
     """What a stage will take with a microbatch of full samples. Nothing is computed or held."""
     assert run.pipeline is not None
@@ -45,7 +51,7 @@ def expected_memory(run: RunConfig, task: Divisible, number: int) -> StageMemory
     parameters = sum(each.numel() for each in model.parameters())
     length = min(task.sample_tokens, run.pipeline.microbatch_tokens)
     try:
-        kept = _imagined(stage, model, max(1, run.pipeline.microbatch_tokens // length), length)
+        kept = _imagined(stage, model, full_rows(run, task), length)
     except Exception as error:  # whatever in a model needs more than shapes, such as who is an expert for which token
         _log.warning("the activations of stage %d cannot be foreseen: %r", number, error)
         kept = 0

@@ -18,7 +18,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
-from dedloc_kit.stage_costs import expected_memory
+from dedloc_kit.stage_costs import expected_memory, full_rows
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -140,7 +140,7 @@ class _Work:
             *(run, me.dht, me.signer, me.profile, known, stages, held), pinned=peer.stage is not None
         )
         me.optimizer.fills(self._member.wanted)
-        self._organizer, self._twin = Organizer(me, invitation, peer.last_step(run), emit), Twin(me, emit)
+        self._organizer, self._twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._mind_at, self._problem = 0.0, ""
 
@@ -157,7 +157,7 @@ class _Work:
         me, member, emit = self._me, self._member, self._emit
         seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session)
         mixtures = Mixtures(self._run, self._task, self._peer.task_module, lambda: me.optimizer.state.decay is not None)
-        rows = self._rows()
+        rows = full_rows(self._run, self._task)
         with ExitStack() as stack:
             batches = stack.enter_context(mixtures.batches(rows, seed, warn, ahead=4))
             stack.enter_context(member.serving())
@@ -172,11 +172,6 @@ class _Work:
                 self._organizer.wait_while_paused(self._stop)
                 self._turn()
             self._leave()
-
-    def _rows(self) -> int:
-        """Samples of a microbatch."""
-        assert self._run.pipeline is not None
-        return max(1, min(self._run.global_batch, self._run.pipeline.microbatch_tokens // self._task.sample_tokens))
 
     def _turn(self) -> None:
         self._member.turns.take(TURN_SECONDS)

@@ -68,6 +68,13 @@ MUTATIONS = (
         "tests/machine/test_stage_room.py -k gpu_has_to_hold",
     ),
     Mutation(
+        "who asks for a stage and to hold none gets one of both",
+        "volunteer.py",
+        "if peer.drive_only and peer.stage is not None:",
+        "if False:",
+        "tests/test_stage_volunteer.py -k means_nothing",
+    ),
+    Mutation(
         "who cannot hold a whole model may take no stage of it",
         "records.py",
         'return None if self.run.get("pipeline") else self.parameters',

@@ -213,6 +213,10 @@ class Session:
             samples_per_second=progress.samples_per_second,
             decay=progress.decay,
         )
+        if progress.driven is not None:
+            self._set(text=f"driving: {progress.driven:,} samples have gone through all stages")
+            if progress.loss is not None:  # it takes no steps, of which this would be known otherwise
+                self._add_losses([LossPoint(progress.step, progress.loss, 0)])
 
     def _add_losses(self, points: Iterable[LossPoint]) -> None:
         for point in points:
