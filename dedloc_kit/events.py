@@ -60,6 +60,8 @@ class LocalProgress(Event):
     samples_per_second: float
     decay: Decay | None = None
     """Of the learning rate, once it has begun."""
+    driven: int | None = None
+    """Samples that went through all stages, of who only drives; they count for those who computed them."""
 
 
 class StepDone(Event):

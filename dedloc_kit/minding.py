@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.memory import Memory
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
+from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation, Progress
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.rounds.optimizer import StepListener
@@ -67,19 +68,41 @@ def introduce(me: SwarmPeer, lost: Lost, stopped: str, emit: Callable[[AnyEvent]
         emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
 
 
+class Told(Protocol):
+    def others(self) -> dict[str, Progress]:
+        """What the others say of themselves, by peer id."""
+
+
+class Led(Protocol):
+    """Who does what the organizer wants; see `CollaborativeOptimizer` for what each name promises."""
+
+    @property
+    def tracker(self) -> Told: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def last_step(self) -> int: ...
+
+    def end_after(self, step: int) -> None: ...
+
+    def boundary(self) -> None: ...
+
+
 class Organizer:
     """What the organizer wants, as the coordinator says it; nobody else is believed."""
 
-    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, led: Led, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
         """:param last_step: without an order of the organizer"""
-        self._me, self._emit = me, emit
+        self._led, self._emit = led, emit
         self._peer, self._last_step = invitation.organizer, last_step
         self._announcement = ""
 
     def ends_the_run(self) -> bool:
         """Whether this peer has nothing more to do."""
         self._listen()
-        return self._me.optimizer.step >= self._me.optimizer.last_step
+        return self._led.step >= self._led.last_step
 
     def wait_while_paused(self, stop: threading.Event) -> None:
         """Compute nothing while the run is paused."""
@@ -87,7 +110,7 @@ class Organizer:
             return
         self._emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
         while self._paused() and not stop.wait(PAUSED_SECONDS):
-            self._me.optimizer.boundary()
+            self._led.boundary()
         self._emit(State(text="training"))
 
     def _paused(self) -> bool:
@@ -96,13 +119,11 @@ class Organizer:
 
     def _listen(self) -> Instructions | None:
         """The instructions of the moment; a coordinator that is gone has none, and what it said of the end stays."""
-        progress = self._me.optimizer.tracker.others().get(self._peer)
+        progress = self._led.tracker.others().get(self._peer)
         if progress is None or progress.instructions is None:
             return None
         said = progress.instructions
-        self._me.optimizer.end_after(
-            self._last_step if said.last_step is None else min(self._last_step, said.last_step)
-        )
+        self._led.end_after(self._last_step if said.last_step is None else min(self._last_step, said.last_step))
         if said.announcement != self._announcement:
             self._announcement = said.announcement
             self._emit(Announced(text=said.announcement))

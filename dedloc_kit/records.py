@@ -782,6 +782,11 @@ class Invitation(Requirement):
             parameters=parameters,
         )
 
+    @property
+    def held_parameters(self) -> int | None:
+        """Of what each volunteer holds, if that is known; which stage of a model it takes is found out later."""
+        return None if self.run.get("pipeline") else self.parameters
+
     def signed(self, key: RSAPrivateKey) -> Self:
         """The same with the signature of this key, which must be the organizer's."""
         named = self.model_copy(update={"key": public(key)})

@@ -425,6 +425,8 @@ class PeerConfig(Section):
     """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)] | None = None
     """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
+    drive_only: bool = False
+    """In a run in stages: to hold none, and only send batches of its own data through those of others."""
     client_mode: bool | None = None
     """Only outgoing connections, for machines that nobody can reach; without a value a test decides."""
     host: str = "0.0.0.0"

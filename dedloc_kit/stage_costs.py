@@ -1,15 +1,22 @@
-"""What each stage of a pipeline takes on this machine, one after the other: no two of them are held at once."""
+"""What each stage of a pipeline takes, tried on this machine one after the other, or foreseen from its shapes alone.
 
+No two of them are held at once.
+"""
+
+import logging
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
+from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Divisible, StageTask
@@ -21,12 +28,59 @@ _SHORT = 64
 """Tokens of a sample with which every stage is tried first, and alone where a whole one would take longer than: """
 _SECONDS = 5.0
 
+_log = logging.getLogger(__name__)
+
 
 def rows_of(run: RunConfig, batch: Batch) -> int:
     """How many samples like those of a batch make a microbatch of the run's pipeline."""
     assert run.pipeline is not None
     length = max(values.shape[1] for values in batch.values())
     return max(1, run.pipeline.microbatch_tokens // length)
+
+
+def full_rows(run: RunConfig, task: Divisible) -> int:
+    """How many samples of full length make a microbatch."""
+    assert run.pipeline is not None
+    return max(1, min(run.global_batch, run.pipeline.microbatch_tokens // task.sample_tokens))
+
+
+def expected_memory(run: RunConfig, task: Divisible, number: int) -> StageMemory:
+    """What a stage will take with a microbatch of full samples. Nothing is computed or held."""
+    assert run.pipeline is not None
+    stage, model = task.stage(number), task.stage(number).outline()
+    parameters = sum(each.numel() for each in model.parameters())
+    length = min(task.sample_tokens, run.pipeline.microbatch_tokens)
+    try:
+        kept = _imagined(stage, model, full_rows(run, task), length)
+    except Exception as error:  # whatever in a model needs more than shapes, such as who is an expert for which token
+        _log.warning("the activations of stage %d cannot be foreseen: %r", number, error)
+        kept = 0
+    return StageMemory.of(parameters, kept, run.optimizer.state)
+
+
+def _imagined(stage: StageTask, model: nn.Module, rows: int, length: int) -> int:
+    """As `kept_bytes`, of tensors that have shapes alone."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        batch = {name: torch.zeros(rows, length, dtype=torch.int64) for name in stage.takes}
+        hidden = torch.zeros(rows, length, stage.width, requires_grad=True) if stage.number else None
+        return kept_bytes(model, lambda: stage.forward(model, hidden, batch))
+
+
+def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
+    """That a forward pass keeps for the backward pass beside the parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(kept.values())
 
 
 def stage_costs(run: RunConfig, task: Divisible, batch: Batch, device: torch.device) -> tuple[StageCost, ...]:
@@ -102,18 +156,7 @@ class _Trial:
         finally:
             for parameter in trained:
                 parameter.requires_grad_(True)
-        own = {parameter.untyped_storage().data_ptr() for parameter in trained}
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            self._loss(self._model, batch)
-        return 4.0 * counter.get_total_flops(), sum(kept.values())
+        return 4.0 * counter.get_total_flops(), kept_bytes(self._model, lambda: self._loss(self._model, batch))
 
     def _batch(self, tokens: int) -> Batch:
         batch = {name: values[:, :tokens].to(self._device) for name, values in self._sample.items()}

@@ -12,10 +12,13 @@ from dedloc_kit.blocks.stages import Move, Stage
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
+from dedloc_kit.machine.stage_room import stages_that_fit
+from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
+from dedloc_kit.stage_costs import expected_memory, full_rows
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -83,6 +86,9 @@ def stage_volunteer(
     assert pipeline is not None
     if peer.stage is not None and peer.stage >= pipeline.count:
         raise UserError(f"this run has {pipeline.count} stages, from 0 on; choose --stage below {pipeline.count}")
+    whole = create_task(run, peer.task_module)
+    assert isinstance(whole, Divisible)
+    fits = _fitting(run, peer, whole, emit if mover is None else lambda event: None)
     known = initial_peers(invitation, peer.folder)
     entry = Entry(
         *(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")),
@@ -96,10 +102,9 @@ def stage_volunteer(
         if peer.stage is not None:
             return [peer.stage]
         emit(State(text="looking for the stage that lacks peers most"))
-        whole = create_task(run, peer.task_module)
-        assert isinstance(whole, Divisible)
         shares = [whole.stage(number).share for number in range(pipeline.count)]
-        return [Newcomer(run, node, entry.signer, peer, [Stage(share, share) for share in shares]).choose(stop)]
+        stages = [Stage(share, share) for share in shares]
+        return [Newcomer(run, node, entry.signer, peer, stages, fits).choose(stop)]
 
     def caller(_: int, stage: StageTask) -> Caller:
         def on_loading(received: int, total: int) -> None:
@@ -111,7 +116,7 @@ def stage_volunteer(
         lost = Lost()
         introduce(me, lost, stopped, emit)
         await_twin(me, stop, emit)
-        work = _Work(invitation, peer, task, me, known, emit, stop)
+        work = _Work(invitation, peer, task, me, known, fits, emit, stop)
         goes = work.do(lost.warn, mover)
         me.optimizer.leave()
         if goes is not None:
@@ -122,6 +127,19 @@ def stage_volunteer(
         return None
 
 
+def _fitting(run: RunConfig, peer: PeerConfig, task: Divisible, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
+    """The stages that this machine holds, of all or of the one that was asked for; raises UserError if it is none."""
+    assert run.pipeline is not None
+    emit(State(text="looking which stages this machine holds"))
+    count = run.pipeline.count
+    asked = range(count) if peer.stage is None else (peer.stage,)
+    needed = {number: expected_memory(run, task, number) for number in asked}
+    fits, told = stages_that_fit(machine_at(peer.folder), needed, count, peer.devices)
+    if told:
+        emit(Warned(text=told))
+    return fits
+
+
 class _Work:
     def __init__(
         self,
@@ -130,6 +148,7 @@ class _Work:
         task: Divisible,
         me: SwarmPeer,
         known: tuple[str, ...],
+        fits: frozenset[int],
         emit: Callable[[AnyEvent], None],
         stop: threading.Event,
     ) -> None:
@@ -143,13 +162,13 @@ class _Work:
             *(run, me.dht, me.signer, me.profile, known, stages, held), pinned=peer.stage is not None
         )
         me.optimizer.fills(self._member.wanted)
-        self._organizer, self._twin = Organizer(me, invitation, peer.last_step(run), emit), Twin(me, emit)
+        self._organizer, self._twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._mind_at, self._plan_at, self._problem = 0.0, 0.0, ""
         size = STATE_BYTES * me.optimizer.state.layout.size / self._stage.share
         self._moving = Moving(
             [Stage(stage.share, size * stage.share) for stage in stages],
-            *(me.signer.peer, self._member.offers, self._member.offer),
+            *(me.signer.peer, self._member.offers, self._member.offer, fits),
         )
 
     @property
@@ -166,7 +185,7 @@ class _Work:
         me, member, emit = self._me, self._member, self._emit
         seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session, member.came)
         mixtures = Mixtures(self._run, self._task, self._peer.task_module, lambda: me.optimizer.state.decay is not None)
-        rows = self._rows()
+        rows = full_rows(self._run, self._task)
         with ExitStack() as stack:
             batches = stack.enter_context(mixtures.batches(rows, seed, warn, ahead=4))
             stack.enter_context(member.serving())
@@ -188,11 +207,6 @@ class _Work:
                     return goes
             self._leave()
             return None
-
-    def _rows(self) -> int:
-        """Samples of a microbatch."""
-        assert self._run.pipeline is not None
-        return max(1, min(self._run.global_batch, self._run.pipeline.microbatch_tokens // self._task.sample_tokens))
 
     def _turn(self) -> None:
         self._member.turns.take(TURN_SECONDS)

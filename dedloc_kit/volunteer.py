@@ -17,6 +17,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.stage_driver import stage_driver
 from dedloc_kit.stage_volunteer import stage_volunteer
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
@@ -52,9 +53,16 @@ def volunteer(
     run = invitation.run_config()
     emit(State(text="connecting"))
     if run.pipeline is not None:
-        return stage_volunteer(invitation, run, peer, emit, stop, stopped, mover)
-    if peer.stage is not None:
-        raise UserError("this run is not cut into stages; leave --stage out")
+        if peer.drive_only and peer.stage is not None:
+            raise UserError("who only drives holds no stage; leave --stage or --drive-only out")
+        if not peer.drive_only:
+            return stage_volunteer(invitation, run, peer, emit, stop, stopped, mover)
+        stage_driver(invitation, run, peer, emit, stop, stopped)
+        return None
+    if peer.stage is not None or peer.drive_only:
+        raise UserError(
+            f"this run is not cut into stages; leave {'--drive-only' if peer.drive_only else '--stage'} out"
+        )
 
     lost = Lost()
 
@@ -108,7 +116,7 @@ def volunteer(
             emit(me.joined())
             emit(State(text="training"))
             answer = _answering(peer, me, recomputer)
-            organizer, twin = Organizer(me, invitation, peer.last_step(run), emit), Twin(me, emit)
+            organizer, twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.check()

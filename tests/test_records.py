@@ -26,7 +26,7 @@ from dedloc_kit.records import (
     Refusal,
     StateInfo,
 )
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run import PipelineConfig, RunConfig, parse_run
 from dedloc_kit.version import __version__
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 
@@ -227,6 +227,13 @@ def test_an_invitation_tells_the_version_and_the_size_of_the_model() -> None:
     invitation = invited(run(), parameters=18_000_000)
     again = Invitation.parse(invitation.model_dump_json())
     assert (again.version, again.parameters, again.url) == (__version__, 18_000_000, None)
+
+
+def test_who_holds_a_stage_needs_no_memory_for_the_whole_model() -> None:
+    assert invited(run(), parameters=18_000_000).held_parameters == 18_000_000
+    staged = run().model_copy(update={"pipeline": PipelineConfig()})
+    invitation = invited(staged, parameters=18_000_000)
+    assert (invitation.parameters, invitation.held_parameters) == (18_000_000, None)
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "99.1.0", "1.0rc1", "2"])

@@ -8,9 +8,13 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed
+from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, PipelineConfig, RunConfig
+from dedloc_kit.stage_costs import expected_memory
 from dedloc_kit.tasks.causal import Causal
+from dedloc_kit.tasks.text.parts import Cut
+from dedloc_kit.tasks.text.stage import DecoderStage
 from tests.text_runs import text_run, write_text
 
 
@@ -56,6 +60,28 @@ def test_a_microbatch_of_more_tokens_takes_as_much_more(folder: Path) -> None:
     # Four of its matrices are width x width, three width x 64, in two layers; attention is computed in full.
     products = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32 * 32) * 2
     assert one.flops == pytest.approx(4 * 32 * products)
+
+
+def test_what_a_stage_takes_is_foreseen_without_holding_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = text_run(folder, "causal", model={"num_hidden_layers": 6}, shared_layers=2)
+    run = run.model_copy(update={"pipeline": PipelineConfig(stages=3, microbatch_tokens=128)})
+    tried = rehearsed(run, folder).stages
+    monkeypatch.setattr(Cut, "_draw", lambda *_: pytest.fail("weights were made"))
+    for number, stage in enumerate(tried):
+        found = expected_memory(run, Causal(run), number)
+        assert found == StageMemory.of(stage.parameters, found.activations)
+        assert found.activations == pytest.approx(stage.kept_bytes, rel=0.15)
+
+
+def test_where_shapes_do_not_tell_what_a_stage_keeps_its_weights_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = run_of(folder, 128)
+    monkeypatch.setattr(DecoderStage, "forward", lambda self, model, hidden, batch: hidden[hidden > 0].sum().item())
+    found = expected_memory(run, Causal(run), 1)
+    assert found.held > 0
+    assert found.activations == 0
+    assert "the activations of stage 1 cannot be foreseen" in caplog.text
 
 
 def test_a_task_that_cannot_be_cut_is_refused_with_its_reason(folder: Path) -> None:

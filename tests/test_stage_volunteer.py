@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -12,11 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.events import Joined, Left, State
-from dedloc_kit.run import RunConfig
+from dedloc_kit import stage_volunteer
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
+from dedloc_kit.machine.survey import Machine
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.volunteer import volunteer
+from tests.invitations import invited
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
 from tests.tiny import tiny_run
-from tests.tiny_stages import LENGTH, TOLD, plain_loop
+from tests.tiny_stages import LENGTH, TOLD, TinyStages, plain_loop
 
 STAGES, STEPS, BATCH, ROWS = 3, 5, 24, 2
 SETTINGS: dict[str, Any] = {"task_module": "tests.tiny_stages", "until_step": STEPS}
@@ -75,7 +81,11 @@ class Staged:
     def add(self, name: str, *, drives: bool = True, chosen: bool = True, **settings: Any) -> Peer:
         environment = {TOLD: str(self.told), "START_FILE": str(self.start if drives else self.folder / "never")}
         stage = int(name[0]) if chosen else None
-        return self.swarm.volunteer(name, environment, stage=stage, **SETTINGS, **settings)
+        return self.swarm.volunteer(name, environment, **{"stage": stage, **SETTINGS, **settings})
+
+    def drivers(self) -> set[str]:
+        """Peer ids of those whose microbatches were added anywhere."""
+        return {json.loads(line)["driver"] for line in self.lines()}
 
     def lines(self) -> list[str]:
         return [line for file in self.told.glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -96,6 +106,19 @@ class Staged:
         return [found[step] for step in range(steps)]
 
 
+def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, peer = TinyStages(staged_run()), PeerConfig(folder=tmp_path, devices="cpu")
+    events = list[AnyEvent]()
+    assert stage_volunteer._fitting(staged_run(), peer, task, events.append) == {0, 1, 2}
+    small = Machine(cores=2, memory=10**8, free_memory=10**8, free_disk=10**9, gpus=())
+    monkeypatch.setattr(stage_volunteer, "machine_at", lambda _: small)
+    with pytest.raises(UserError, match=r"the smallest one, stage 2 of 3 takes 0.6 GB .* has 0.1 GB"):
+        stage_volunteer._fitting(staged_run(), peer, task, events.append)
+    asked = peer.model_copy(update={"stage": 2})
+    with pytest.raises(UserError, match=r"^stage 3 of 3 takes"):
+        stage_volunteer._fitting(staged_run(), asked, task, events.append)
+
+
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[Staged]:
     found = Staged(tmp_path)
@@ -106,6 +129,37 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
 def test_three_stages_of_two_peers_take_the_steps_of_one_process(staged: Staged) -> None:
     staged.fill()
     staged.check()
+
+
+def test_driving_only_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
+    def join(run: RunConfig, **settings: Any) -> None:
+        peer = PeerConfig(folder=tmp_path, drive_only=True, **settings)
+        volunteer(invited(run), peer, lambda _: None, threading.Event())
+
+    with pytest.raises(UserError, match="leave --stage or --drive-only out"):
+        join(staged_run(), stage=1)
+    with pytest.raises(UserError, match="not cut into stages; leave --drive-only out"):
+        join(tiny_run())
+
+
+@pytest.mark.slow
+def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: Staged) -> None:
+    names = [f"{stage}{letter}" for letter in "ab" for stage in range(STAGES)]
+    staged.peers |= {name: staged.add(name, drives=False) for name in names}
+    driver = staged.swarm.volunteer(
+        "driver", {"START_FILE": str(staged.start)}, **SETTINGS, stage=None, drive_only=True
+    )
+    assert driver.joined.parameters == 0
+    staged.start.touch()
+    driver.wait_for(Left)
+    staged.check()
+    assert staged.drivers() == {driver.joined.peer}
+    shown = [event for event in driver.events if isinstance(event, LocalProgress)]
+    assert shown[-1].driven is not None
+    assert shown[-1].driven >= BATCH * (STEPS - 1)
+    assert all(each.session_samples == 0 and each.loss is not None for each in shown)
+    counted = {peer for event in staged.coordinator.steps for peer in event.contributions}
+    assert driver.joined.peer not in counted
 
 
 @pytest.mark.slow

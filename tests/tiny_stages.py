@@ -38,6 +38,10 @@ class TinyStage:
                 parts["head"] = nn.Linear(WIDTH, VOCABULARY)
             return nn.ModuleDict(parts)
 
+    def outline(self) -> nn.Module:
+        with torch.device("meta"):
+            return self.build_model()
+
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 

@@ -113,6 +113,7 @@ class _Gradients:
     """They are dropped: nothing is averaged, and no step changes the model."""
 
     closed = False
+    sketch: tuple[float, ...] = ()  # nothing to compare
 
     def __init__(self, board: Board, slot: int, model: nn.Module) -> None:
         self._board, self._slot, self._model = board, slot, model

@@ -120,7 +120,7 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
     for said in filter(None, (tpu(), _apple())):
         what, _, fix = said.partition("; ")
         yield Finding(what, fix)
-    parameters = invitation.parameters if invitation and folder is None else None
+    parameters = invitation.held_parameters if invitation and folder is None else None
     try:
         state = invitation.run_config().optimizer.state if invitation else "float32"
         for said in check(machine, parameters, state=state):

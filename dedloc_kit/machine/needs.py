@@ -1,5 +1,7 @@
 """How much memory a volunteer takes, as `benchmarks/footprint.py` measures it."""
 
+from dataclasses import dataclass
+
 FIXED_BYTES, BYTES_PER_PARAMETER = 600_000_000, 70
 """The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer.
 The first number has a task's libraries in it. Large activations come on top. Of the second are, in float32 and with
@@ -33,3 +35,32 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
 def gpu_memory_needed(parameters: int) -> int:
     """Bytes of a GPU that trains, beside the samples."""
     return GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage.
+
+    :ivar held: weights, gradients and what the optimizer remembers
+    :ivar activations: of one microbatch
+    :ivar processor: all that a volunteer takes that computes on its processor
+    :ivar gpu, beside_gpu: of a GPU's memory, and of the machine's where that computes
+    """
+
+    held: int
+    activations: int
+    processor: int
+    gpu: int
+    beside_gpu: int
+
+    @classmethod
+    def of(cls, parameters: int, activations: int, state: str = "float32") -> "StageMemory":
+        """:param state: `optimizer.state` of the run"""
+        moments = 2 if state == "8bit" else 8
+        return cls(
+            held=(4 + 4 + moments) * parameters,
+            activations=activations,
+            processor=memory_needed(parameters, 1, state) + activations,
+            gpu=gpu_memory_needed(parameters) + activations,
+            beside_gpu=memory_needed(parameters, 0, state),
+        )

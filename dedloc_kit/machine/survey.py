@@ -50,8 +50,8 @@ class Machine:
 
     def __str__(self) -> str:
         """In words: `4 cores, 31.4 GB of memory, 2 x Tesla T4 with 15.8 GB`."""
-        parts = [f"{self.cores} core{'' if self.cores == 1 else 's'}", f"{_gb(self.memory)} of memory"]
-        kinds = Counter(f"{gpu.name} with {_gb(gpu.memory)}" for gpu in self.gpus)
+        parts = [f"{self.cores} core{'' if self.cores == 1 else 's'}", f"{gigabytes(self.memory)} of memory"]
+        kinds = Counter(f"{gpu.name} with {gigabytes(gpu.memory)}" for gpu in self.gpus)
         return ", ".join([*parts, *(kind if count == 1 else f"{count} x {kind}" for kind, count in kinds.items())])
 
 
@@ -73,23 +73,24 @@ def check(
     """
     if machine.free_disk < MIN_DISK_BYTES:
         raise UserError(
-            f"the disk is nearly full ({_gb(machine.free_disk)} free, {_gb(MIN_DISK_BYTES)} are needed); "
+            f"the disk is nearly full ({gigabytes(machine.free_disk)} free, {gigabytes(MIN_DISK_BYTES)} are needed); "
             "make room, or choose a folder on another disk"
         )
     if parameters is None:
         return ()
-    gpus = _chosen(machine.gpus, devices)
+    gpus = chosen(machine.gpus, devices)
     told = _check_gpus(gpus, parameters)
     needed = memory_needed(parameters, _replicas(gpus, devices), state)
     model = f"the model of this run ({_millions(parameters)} parameters)"
     if machine.memory < needed:
         raise UserError(
-            f"{model} needs {_gb(needed)} of memory and this machine has {_gb(machine.memory)}; {_more_memory(needed)}"
+            f"{model} needs {gigabytes(needed)} of memory and this machine has {gigabytes(machine.memory)}; "
+            f"{more_memory(needed)}"
         )
     if machine.free_memory < needed:
         told += (
-            f"{model} may need {_gb(needed)} of memory and {_gb(machine.free_memory)} are free; if this machine gets "
-            f"slow or training stops, {_free_memory()}",
+            f"{model} may need {gigabytes(needed)} of memory and {gigabytes(machine.free_memory)} are free; if this "
+            f"machine gets slow or training stops, {free_memory()}",
         )
     return told
 
@@ -249,7 +250,7 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
 
 
-def _chosen(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
+def chosen(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
     """The GPUs that are to train."""
     if devices in ("auto", "cuda"):
         return list(gpus)
@@ -270,15 +271,16 @@ def _check_gpus(gpus: Sequence[Gpu], parameters: int) -> tuple[str, ...]:
     if not full:
         return ()
     what = (
-        f"the model of this run ({_millions(parameters)} parameters) needs {_gb(needed)} of the GPU's memory and "
-        f"{_gb(full[0].free)} of {_gb(full[0].memory)} are free"
+        f"the model of this run ({_millions(parameters)} parameters) needs {gigabytes(needed)} of the GPU's memory and "
+        f"{gigabytes(full[0].free)} of {gigabytes(full[0].memory)} are free"
     )
     if len(full) == len(gpus):
         raise UserError(f"{what}; end what else uses the GPU, or train with the device 'cpu'")
     return (f"{len(full)} of {len(gpus)} GPUs will hardly do: {what}; end what else uses the GPU",)
 
 
-def _more_memory(needed: int) -> str:
+def more_memory(needed: int) -> str:
+    """What helps where a machine has less in all."""
     match hosted():
         case "colab":
             return "choose a runtime with more in Colab's menu Runtime, Change runtime type (High-RAM)"
@@ -287,13 +289,14 @@ def _more_memory(needed: int) -> str:
     return f"join with one that has {math.ceil(1.25 * needed / 1e9)} GB or more"
 
 
-def _free_memory() -> str:
+def free_memory() -> str:
+    """What helps where others use it."""
     if hosted():
         return "restart the runtime, so that other cells' memory is free"
     return "close other programs"
 
 
-def _gb(size: int) -> str:
+def gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.events import Rehearsed, StageCost
-from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.organizer.prediction import COLLABORATING, DAY, DEVICES, HERE, ROUND_SECONDS, Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE, Line, round_time
 from dedloc_kit.run import RunConfig
@@ -22,21 +22,6 @@ RISE = 0.93
 """With which power of the width the time to compute, over the time on the line, rises (`benchmarks/square_cube.py`)."""
 _MOST = 500
 """So many volunteers are dealt out one by one; of more, several at once."""
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Bytes of one stage.
-
-    :ivar held: weights, gradients and what the optimizer remembers
-    :ivar activations: of one microbatch
-    :ivar processor, gpu: all that a volunteer takes that computes on its processor, or of a GPU's memory
-    """
-
-    held: int
-    activations: int
-    processor: int
-    gpu: int
 
 
 @dataclass(frozen=True)
@@ -69,13 +54,7 @@ class PipelinePrediction:
 
 def stage_memory(stage: StageCost, state: str = "float32") -> StageMemory:
     """:param state: `optimizer.state` of the run"""
-    moments = 2 if state == "8bit" else 8
-    return StageMemory(
-        held=(4 + 4 + moments) * stage.parameters,
-        activations=stage.kept_bytes,
-        processor=memory_needed(stage.parameters, 1, state) + stage.kept_bytes,
-        gpu=gpu_memory_needed(stage.parameters) + stage.kept_bytes,
-    )
+    return StageMemory.of(stage.parameters, stage.kept_bytes, state)
 
 
 def holds(device: str, stage: StageCost) -> bool:

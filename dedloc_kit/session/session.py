@@ -140,7 +140,7 @@ class Session:
         from huggingface_hub.constants import ENDPOINT
 
         machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
-        for text in check(machine, invitation.parameters, devices=peer.devices, state=state):
+        for text in check(machine, invitation.held_parameters, devices=peer.devices, state=state):
             self._warn(text)
         if no_use := tpu():
             self._warn(no_use)
@@ -213,6 +213,10 @@ class Session:
             samples_per_second=progress.samples_per_second,
             decay=progress.decay,
         )
+        if progress.driven is not None:
+            self._set(text=f"driving: {progress.driven:,} samples have gone through all stages")
+            if progress.loss is not None:  # it takes no steps, of which this would be known otherwise
+                self._add_losses([LossPoint(progress.step, progress.loss, 0)])
 
     def _add_losses(self, points: Iterable[LossPoint]) -> None:
         for point in points:

@@ -62,6 +62,9 @@ from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 
+DRIVER_LOOK_SECONDS = 1.0
+"""Between two looks of who only drives at what the others say of their steps."""
+
 
 class Modelled(Protocol):
     """What is trained: a task, or a stage of one."""
@@ -185,6 +188,47 @@ def connected_to_stages(
 
 
 @dataclass(frozen=True)
+class DrivingPeer:
+    """A peer that is connected and holds nothing of the model.
+
+    :ivar tracker: of the first stage: it looks, and reports nothing
+    """
+
+    task: Divisible
+    profile: Profile
+    signer: Signer
+    dht: Node
+    tracker: Tracker
+
+
+@contextmanager
+def connected_to_drive(
+    run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str], give_up: Callable[[Exception], None]
+) -> Iterator[DrivingPeer]:
+    """The same for who only drives: nothing is averaged, and no process is started for that.
+
+    :param give_up: called when the organizer does not want this peer here any more
+    """
+    with _inside(run, peer, entry, initial_peers) as inside:
+        assert isinstance(inside.task, Divisible), "no other one is created"
+        profile = inside.profile(follower=True)
+        tracker = inside.tracker(run.of_stage(0), profile.session)
+
+        def tell(gate: Gate) -> None:
+            tracker.suspicion.refuse(gate.notice)
+
+        follower = NoticeFollower(inside.node, entry.signer, tracker.reject, tell, entry.identity, give_up)
+        tracker.look_every(DRIVER_LOOK_SECONDS)
+        tracker.start()
+        follower.start()
+        try:
+            yield DrivingPeer(inside.task, profile, entry.signer, inside.node, tracker)
+        finally:
+            follower.stop()
+            tracker.leave()
+
+
+@dataclass(frozen=True)
 class _Inside:
     """A machine whose node is in the swarm."""
 
@@ -201,30 +245,37 @@ class _Inside:
     def part(self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None) -> SwarmPeer:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
-        node, signer, peer, gate = self.node, self.entry.signer, self.peer, self.entry.gate
+        node, signer, peer = self.node, self.entry.signer, self.peer
         state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content)
         parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
         accumulator = _accumulator(run, trained, state, replicas)
-        profile = Profile(
-            session=self.entry.session or secrets.token_hex(8),
-            name=peer.name,
-            team=peer.team,
-            device=describe_devices(self.devices),
-            follower=follower,
-            client_mode=node.client_mode,
-            addresses=addresses_of(node),
-            reached="".join(node.reach.words),
-            listed=peer.listed,
-        )
-        belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
-        tracker = Tracker(
-            node, signer, run.run_id, run.global_batch, self.initial_peers, self.incidents, belief, profile.session
-        )
+        profile = self.profile(follower)
+        tracker = self.tracker(run, profile.session)
         optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
         return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
+
+    def profile(self, follower: bool) -> Profile:
+        return Profile(
+            session=self.entry.session or secrets.token_hex(8),
+            name=self.peer.name,
+            team=self.peer.team,
+            device=describe_devices(self.devices),
+            follower=follower,
+            client_mode=self.node.client_mode,
+            addresses=addresses_of(self.node),
+            reached="".join(self.node.reach.words),
+            listed=self.peer.listed,
+        )
+
+    def tracker(self, run: RunConfig, session: str) -> Tracker:
+        signer, gate = self.entry.signer, self.entry.gate
+        belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
+        return Tracker(
+            self.node, signer, run.run_id, run.global_batch, self.initial_peers, self.incidents, belief, session
+        )
 
 
 @contextmanager

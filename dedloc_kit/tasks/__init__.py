@@ -98,6 +98,10 @@ class StageTask(Protocol):
         """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
         ...
 
+    def outline(self) -> torch.nn.Module:
+        """The same on the `meta` device: shapes alone, with next to no memory."""
+        ...
+
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """As `Task.parameter_groups`."""
         ...

@@ -39,6 +39,11 @@ def add(commands: Commands) -> None:
         metavar="N",
         help="of a run in stages: the one to hold, from 0 on; default: the one that lacks peers most",
     )
+    parser.add_argument(
+        "--drive-only",
+        action="store_true",
+        help="in a run in stages: hold none, and send batches of data through those of others; takes little memory",
+    )
     add_code(parser)
     add_reach(parser)
     add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
@@ -52,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     settings = peer_settings(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     settings |= {"listed": options.listed, "checks": options.checks, "stage": options.stage}
+    settings |= {"drive_only": options.drive_only}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))

@@ -11,7 +11,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.blocks.stages import Move
-from dedloc_kit.records import StageMove, StageOffer
+from dedloc_kit.records import Begun, StageMove, StageOffer
 from dedloc_kit.run import MAX_BATCHES, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.gate import Gate
@@ -40,11 +40,12 @@ BESIDE = 1
 
 
 class PipelineMember:
-    """One peer. It answers and drives in a loop of its own; the stage is computed in the thread that takes `turns`.
+    """One peer. It answers, if it holds a stage, and drives in a loop of its own; the stage is computed in the thread
+    that takes `turns`.
 
     :param known: addresses of the peers that this one joined through
     :param cuts: all stages, in their order
-    :param held: what this peer computes
+    :param held: what this peer computes; none if it only drives
     :param pinned: whether its owner has chosen the stage
     :ivar came: when it began to take this stage, by the clock of the directory
     :ivar gone: peers of which a driver has seen that they are
@@ -59,7 +60,7 @@ class PipelineMember:
         profile: Profile,
         known: Sequence[str],
         cuts: Sequence[Cut],
-        held: StageComputer,
+        held: StageComputer | None,
         *,
         pinned: bool,
     ) -> None:
@@ -83,7 +84,17 @@ class PipelineMember:
     def wanted(self) -> float:
         """How many samples the batch of the next step has in all; infinity while that is not known."""
         step, samples = self._full
-        return samples if step == self._held.step else math.inf
+        return samples if self._held is not None and step == self._held.step else math.inf
+
+    @property
+    def step(self) -> int | None:
+        """The global step that all stages hold, as the driver sees it; None if one has nobody."""
+        return None if self._driver is None else self._driver.step
+
+    @property
+    def begun(self) -> Begun | None:
+        """What is driven for the next global step."""
+        return None if self._driver is None else self._driver.begun
 
     @property
     def problem(self) -> str:
@@ -131,16 +142,19 @@ class PipelineMember:
             p2p: P2P = self.loop.run(self._node.replicate_p2p(self._gate, "pipeline"))
             stack.callback(lambda: self.loop.run(p2p.shutdown()))
             endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)
-            service = StageService(self._held, self.turns, Limits(self._tokens), self._form, self._drivers)
-            own: list[Any] = [service, service.following]
+            own: list[Any] = []
+            if self._held is not None:
+                service = StageService(self._held, self.turns, Limits(self._tokens), self._form, self._drivers)
+                own += [service, service.following]
             self._opener = WithOwn(Caller(endpoint, greeter, self._forwarders), self._signer.peer, tuple(own))
             own.append(ForwardedService(greeter, own))
             if self._forwards:
                 own.append(ForwardingService(endpoint, self._gate))
             for each in own:
                 self.loop.run(endpoint.add(each))
-            counting = self.loop.start(self._count())
-            stack.callback(counting.cancel)
+            if self._held is not None:
+                counting = self.loop.start(self._count(self._held))
+                stack.callback(counting.cancel)
             self.offers.start()
             stack.callback(lambda: self.offers.stop(self._coming()))
             yield
@@ -185,9 +199,9 @@ class PipelineMember:
         """Is there nothing left that needs this driver?"""
         return self._driver is None or self._driver.idle
 
-    async def _count(self) -> None:
+    async def _count(self, held: StageComputer) -> None:
         while True:
-            begun, step = self._drivers.told(), self._held.step
+            begun, step = self._drivers.told(), held.step
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun
             self._full = step, wanted(begun.values(), step, self._run.global_batch)
@@ -213,17 +227,18 @@ class PipelineMember:
 
     def offer(self) -> StageOffer:
         """What this peer says of itself."""
-        profile = self._profile
+        profile, held = self._profile, self._held
+        step = self.step if held is None else held.step
         return StageOffer(
             run_id=self._run.run_id,
-            stage=self._held.stage.number,
+            stage=None if held is None else held.stage.number,
             state=self._state,
-            step=max(0, self._held.step),
-            microbatches_per_second=self._held.microbatches_per_second,
+            step=max(0, step or 0),
+            microbatches_per_second=0.0 if held is None else held.microbatches_per_second,
             queue=self.turns.waiting,
-            begun=None if self._driver is None else self._driver.begun,
+            begun=self.begun,
             driven=self.driven,
-            served=self._held.served,
+            served=0 if held is None else held.served,
             moving=self._move,
             moved=self.came,
             pinned=self._pinned,

@@ -43,11 +43,19 @@ class Moving:
 
     :param stages: all of them, as planning sees them
     :param mine: what this peer says of itself
+    :param fits: numbers of those that this machine holds
     :ivar intends: what it has announced
     """
 
-    def __init__(self, stages: Sequence[Stage], me: str, offers: Others, mine: Callable[[], StageOffer]) -> None:
-        self._stages, self._me, self._offers, self._mine = stages, me, offers, mine
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        me: str,
+        offers: Others,
+        mine: Callable[[], StageOffer],
+        fits: frozenset[int] | None = None,
+    ) -> None:
+        self._stages, self._me, self._offers, self._mine, self._fits = stages, me, offers, mine, fits
         self.intends: Move | None = None
 
     def look(self) -> Move | None:
@@ -73,7 +81,7 @@ class Moving:
         offers, clock = self._offers.others(), monotonic()
         others = stage_peers(offers, len(self._stages))
         (me,) = stage_peers({self._me: self._mine()}, len(self._stages))
-        found = [replace(me, intends=self.intends)]
+        found = [replace(me, intends=self.intends, fits=self._fits)]
         for peer in others:
             said = offers[peer.name].moving
             if said is not None and not said.begun:

@@ -1,4 +1,4 @@
-"""Which stage a newcomer takes, by what the others say that they hold."""
+"""Which stage a newcomer takes, of those that it can hold, by what the others say that they hold."""
 
 import math
 import threading
@@ -20,10 +20,20 @@ class Newcomer:
     """Chooses a stage before it has one; nothing here needs a thread, for processes are forked later.
 
     :param stages: all of them
+    :param fits: numbers of those that this machine holds, at least one
     """
 
-    def __init__(self, run: RunConfig, node: Node, signer: Signer, peer: PeerConfig, stages: Sequence[Stage]) -> None:
-        self._run, self._node, self._signer, self._peer, self._stages = run, node, signer, peer, stages
+    def __init__(
+        self,
+        run: RunConfig,
+        node: Node,
+        signer: Signer,
+        peer: PeerConfig,
+        stages: Sequence[Stage],
+        fits: frozenset[int],
+    ) -> None:
+        self._run, self._node, self._signer, self._peer = run, node, signer, peer
+        self._stages, self._fits = stages, fits
         self._directory: Directory[StageOffer] = Directory(
             node, STAGES, run.run_id, reject=lambda _: None, seconds=LIFE_SECONDS
         )
@@ -40,7 +50,7 @@ class Newcomer:
         now = float(get_dht_time())
         found = self._directory.look(peers=0, timeout=DHT_SECONDS)
         others = stage_peers(found, len(self._stages))
-        return place(self._stages, others, self._signer.peer, min(now, announced), now)
+        return place(self._stages, others, self._signer.peer, min(now, announced), now, self._fits)
 
     def _announce(self, stage: int) -> float:
         """When, by the clock of the directory."""

@@ -95,6 +95,12 @@ class Cut:
         ends = list(accumulate(self.layers))
         return ends[number] - self.layers[number], ends[number]
 
+    def outline(self, number: int) -> Part:
+        """A part on the `meta` device."""
+        part = Part(self.config, *self.bounds(number))
+        self._share_layers(part)
+        return part.train()
+
     def build(self, number: int) -> Part:
         """A part with its first weights on the CPU.
 
@@ -107,8 +113,7 @@ class Cut:
                 self._draw(author, own, name)
         for at in range(0, end - begin, self.shared):
             self._draw(author, part.layers[at], f"layer {(begin + at) // self.shared}")
-            for copy in part.layers[at + 1 : at + self.shared]:
-                share(part.layers[at], copy)
+        self._share_layers(part)
         if part.output is not None:
             self._draw(author, part.output, "output")
             if self.config.tie_word_embeddings and part.first:
@@ -140,6 +145,11 @@ class Cut:
         _check_filled(model)
         trained: nn.Module = model.train()
         return trained
+
+    def _share_layers(self, part: Part) -> None:
+        for at in range(0, len(part.layers), self.shared):
+            for copy in part.layers[at + 1 : at + self.shared]:
+                share(part.layers[at], copy)
 
     def _draw(self, author: Any, module: nn.Module, unit: str) -> None:
         """Give a module the first weights that the library's class has for it."""

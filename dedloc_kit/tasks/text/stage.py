@@ -36,6 +36,9 @@ class DecoderStage:
     def build_model(self) -> nn.Module:
         return self._cut.build(self.number)
 
+    def outline(self) -> nn.Module:
+        return self._cut.outline(self.number)
+
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return self._groups(model, weight_decay)
 
