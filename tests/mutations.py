@@ -161,8 +161,8 @@ MUTATIONS = (
     Mutation(
         "a stage peer does not say what its state is",
         "swarm/pipeline/service.py",
-        ", sketch=held.sketch)",
-        ")",
+        "            sketch = held.sketch\n",
+        "            sketch = ()\n",
         "tests/swarm/hostile/test_wrong_answers.py -k another_state_than_most",
     ),
     Mutation(
@@ -2702,8 +2702,8 @@ MUTATIONS = (
     Mutation(
         "a run's rounds do not weigh what members claim",
         "swarm/averaging/service.py",
-        "Rows(run.global_batch, weighing(run))",
-        "Rows(run.global_batch)",
+        "Rows(least, weighing(run))",
+        "Rows(least)",
         "tests/swarm/hostile/test_strangers_in_a_round.py",
     ),
     Mutation(
@@ -3814,10 +3814,24 @@ MUTATIONS = (
         "tests/machine/test_dialling.py -k import",
     ),
     Mutation(
+        "a stage waits for ever for what a driver that has died was to send, though the others have taken the step",
+        "swarm/pipeline/begun.py",
+        "max(1 if closed else global_batch,",
+        "max(global_batch,",
+        "tests/swarm/pipeline/test_begun.py -k less_than",
+    ),
+    Mutation(
+        "one peer's word is enough to take a step with less than a batch",
+        "swarm/pipeline/peers.py",
+        "there and all(client.step > step for client in there) for there",
+        "there and any(client.step > step for client in there) for there",
+        "tests/swarm/pipeline/test_driver.py -k another_stage_have_taken",
+    ),
+    Mutation(
         "the first step is taken without the organizer, which then follows nobody",
         "swarm/rounds/companions.py",
-        "dict.fromkeys(members, self._looked - ago) or self._alone",
-        "dict.fromkeys(members, self._looked - ago)",
+        "dict.fromkeys(members, self._looked - ago) or self._alone, ",
+        "dict.fromkeys(members, self._looked - ago), ",
         "tests/swarm/rounds/test_companions.py -k no_step",
     ),
     Mutation(

@@ -57,10 +57,13 @@ class Grouping(ABC):
 
 
 class OneGroup(Grouping):
-    """Everybody who holds the same state averages in one group."""
+    """Everybody who holds the same state averages in one group.
 
-    def __init__(self, global_batch: int, weigh: Weigh = claimed) -> None:
-        self._global_batch, self.weigh = global_batch, weigh
+    :param least: samples of a step
+    """
+
+    def __init__(self, least: int, weigh: Weigh = claimed) -> None:
+        self._least, self.weigh = least, weigh
 
     def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
         return ONE
@@ -84,7 +87,7 @@ class OneGroup(Grouping):
         return 2 * found > expected
 
     def enough_samples(self, samples: int) -> bool:
-        return samples >= self._global_batch
+        return samples >= self._least
 
 
 class Rows(OneGroup):

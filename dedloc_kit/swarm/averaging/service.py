@@ -95,8 +95,9 @@ class Rules:
 
 
 def rules_of(run: RunConfig) -> Rules:
-    """The usual ones."""
-    return Rules(Rows(run.global_batch, weighing(run)), reducer_of(run.trust))
+    """The usual ones. In a stage the drivers say what a batch holds, which is less if one of them has died."""
+    least = run.global_batch if run.stage is None else 1
+    return Rules(Rows(least, weighing(run)), reducer_of(run.trust))
 
 
 class Opening(Record):
@@ -348,7 +349,7 @@ class AveragingService(Service):
     def _check(self, least: int, introductions: Introductions) -> None:
         samples = introductions.samples
         if samples < least or not self._rules.grouping.enough_samples(samples):
-            raise GroupRefused(f"{samples} of {max(least, self._run.global_batch)} samples")
+            raise GroupRefused(f"{samples} of {least or self._run.global_batch} samples")
 
     def _introduced(self, peer: str, introduction: bytes, step: int, group: str) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this round and believable."""

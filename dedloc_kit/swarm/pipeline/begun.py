@@ -18,14 +18,18 @@ def begun_for(told: Iterable[Begun], step: int) -> int:
     return sum(begun.samples for begun in told if begun.step == step)
 
 
-def wanted(told: Iterable[Begun], step: int, global_batch: int) -> float:
-    """How many samples the batch of this step holds in all; infinity while a driver may begin more."""
+def wanted(told: Iterable[Begun], step: int, global_batch: int, *, closed: bool = False) -> float:
+    """How many samples the batch of this step holds in all; infinity while a driver may begin more.
+
+    :param closed: another stage has taken the step, so nothing can be begun for it any more: what a driver that has
+        died since was to send is not waited for
+    """
     told = list(told)
     if not told or not all(begun.final for begun in told if begun.step == step):
         return math.inf
     if any(begun.step < step for begun in told):
         return math.inf  # it has not heard of this step yet
-    return max(global_batch, begun_for(told, step))
+    return max(1 if closed else global_batch, begun_for(told, step))
 
 
 class Drivers:

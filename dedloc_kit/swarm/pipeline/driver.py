@@ -102,6 +102,10 @@ class Driver:
         """The global step that all stages hold; None if one has nobody."""
         return self._peers.step
 
+    def is_behind(self, step: int) -> bool:
+        """Has a stage taken the step after this one, as all its peers say?"""
+        return self._peers.is_behind(step)
+
     @property
     def missing(self) -> str:
         """Why nothing can be driven, as "stage 2 of 4 has nobody"; empty if it can."""

@@ -204,7 +204,8 @@ class PipelineMember:
             begun, step = self._drivers.told(), held.step
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun
-            self._full = step, wanted(begun.values(), step, self._run.global_batch)
+            closed = self._driver is not None and self._driver.is_behind(step)
+            self._full = step, wanted(begun.values(), step, self._run.global_batch, closed=closed)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _everyone(self) -> dict[str, StageOffer]:

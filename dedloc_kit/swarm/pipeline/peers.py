@@ -93,6 +93,11 @@ class StagePeers:
         held = [max((client.step for client in self._there(stage)), default=-1) for stage in self._stages]
         return None if -1 in held else min(held)
 
+    def is_behind(self, step: int) -> bool:
+        """Has a stage taken the step after this one, as all its peers say?"""
+        everyone = [self._there(stage) for stage in self._stages]
+        return any(there and all(client.step > step for client in there) for there in everyone)
+
     @property
     def missing(self) -> str:
         """Why nothing can be driven; empty if it can."""

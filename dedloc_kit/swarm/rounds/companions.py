@@ -25,6 +25,8 @@ class Companions:
         self._state, self._tracker, self._me = state, tracker, me
         self._seen = self._alone = {tracker.belief.organizer: -math.inf}
         """When each was there last."""
+        self._knows = False
+        """Of a step? Then who took it is there if others of its row are."""
         self._looked = 0.0
         self._told = False
 
@@ -34,14 +36,14 @@ class Companions:
         :param ago: so many seconds have passed since; what it has not seen itself it knows only as of then
         """
         self._looked, self._told = time.monotonic(), False
-        self._seen = dict.fromkeys(members, self._looked - ago) or self._alone
+        self._seen, self._knows = dict.fromkeys(members, self._looked - ago) or self._alone, bool(members)
 
     def look(self, rows: Collection[int]) -> None:
         """See who is there now.
 
         :param rows: the others of which is said that they hold this state, where peers are divided into rows
         """
-        now, here = time.monotonic(), self._tracker.others().keys() | self.of(rows)
+        now, here = time.monotonic(), self._tracker.others().keys() | (self.of(rows) if self._knows else set())
         blind = now - self._looked if now > self._looked + BLIND_SECONDS else 0.0  # nobody could be seen
         left = self._tracker.gone(self._seen)
         self._seen = {p: now if p in here else then + blind for p, then in self._seen.items() if p not in left}

@@ -98,7 +98,7 @@ class Rounds:
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
-        return self._seconds_for(self._run.global_batch - self.swarm_samples(), samples_per_second)
+        return self._seconds_for(self._lacking(), samples_per_second)
 
     def _probably_left(self, samples_per_second: float) -> float:
         """The same, if the others have gone on computing since they told how far they are.
@@ -110,7 +110,11 @@ class Rounds:
         untold = sum(
             told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time)) for told in self._sought.told()
         )
-        return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
+        return self._seconds_for(self._lacking() - untold, samples_per_second)
+
+    def _lacking(self) -> float:
+        """Samples of the batch, at least."""
+        return min(self.batch.wanted, self._run.global_batch) - self.swarm_samples()
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
         rate = samples_per_second + sum(told.samples_per_second for told in self._sought.told())
@@ -293,7 +297,7 @@ class Rounds:
         if self._tally.samples < self.batch.wanted:
             return None
         mine = self._contribution()
-        if mine.samples < self._run.global_batch:
+        if not self._grouping.enough_samples(mine.samples):
             return None
         self.gather_seconds = self._full_at = 0.0
         self.left_out = None

@@ -22,8 +22,11 @@ def test_a_batch_is_what_all_have_begun_once_that_is_final() -> None:
     assert begun_for([said(5), said(7), said(9, step=3)], 4) == 12
 
 
-def test_it_is_never_less_than_a_global_batch() -> None:
+def test_it_is_less_than_a_global_batch_only_if_another_stage_has_taken_the_step() -> None:
     assert wanted([said(5)], 4, 10) == 10
+    assert wanted([said(5)], 4, 10, closed=True) == 5, "a driver has died that had begun more"
+    assert wanted([said(5, final=False)], 4, 10, closed=True) == math.inf
+    assert wanted([said(12)], 4, 10, closed=True) == 12
 
 
 def test_of_a_driver_counts_what_it_said_last_on_its_line_or_in_its_record() -> None:

@@ -134,6 +134,20 @@ def test_a_peer_that_is_behind_is_called_once_it_has_the_step(pipeline: Pipeline
     assert close(pipeline.sums(but=["1a"]), plain_sum(batches))
 
 
+def test_a_step_that_all_peers_of_another_stage_have_taken_is_closed(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", [])
+    pipeline.until(lambda: len(driver._peers._clients) == len(pipeline.peers) and driver.step == 0)
+
+    def behind() -> bool:
+        return driver.is_behind(0)
+
+    pipeline.peers["2a"].sums.step = 1
+    pipeline.until(lambda: driver._peers._clients["2a"].step == 1)
+    assert not behind(), "one alone may lie"
+    pipeline.peers["2b"].sums.step = 1
+    pipeline.until(behind)
+
+
 def test_a_microbatch_of_a_step_that_is_over_begins_again_and_is_of_that_one_no_more(pipeline: Pipeline) -> None:
     stages = range(3)
     driver = pipeline.drive("d", microbatches(40), in_flight=1)
