@@ -247,7 +247,7 @@ def _play_again(role: Role, starter: int, job: Mapping[str, Any], commands: IO[b
         os.dup2(events.fileno(), 1)
         logging.shutdown()
         command = [sys.executable, "-m", "dedloc_kit.worker", role, str(starter), str(file.fileno())]
-        os.execv(sys.executable, command)
+        os.execve(sys.executable, command, isolated())
 
 
 def _start_guardian() -> None:
