@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from dedloc_kit.auditing import Auditing
 from dedloc_kit.errors import UserError
@@ -22,7 +23,6 @@ from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
-from dedloc_kit.releasing import Releasing
 from dedloc_kit.resuming import begin, credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
 from dedloc_kit.serving.config import SERVED_TASK
@@ -34,6 +34,9 @@ from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.checkpoint import load, save
+
+if TYPE_CHECKING:
+    from dedloc_kit.releasing import Releasing
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
@@ -182,6 +185,8 @@ class _Role:
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
         if served is not None and isinstance(self._me, SwarmPeer):
+            from dedloc_kit.releasing import Releasing  # with transformers, for which other runs need not wait
+
             self._releasing = Releasing(
                 *(self._run, self._peer, self._me, served),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,

@@ -26,12 +26,13 @@ from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.worker import KEPT_MEMORY, Role
 
 IMPORTED = (
-    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector", "dedloc_kit.server", "dedloc_kit.user"),
+    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector"),
     *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
 )
 """What most of them need; nothing of the Hub, whose place is in the environment."""
-SERVERS_NEED = ("transformers.models.llama.modeling_llama",)
-"""What those of `dedloc_kit.worker server` need besides, two seconds of a core: imported when the first one begins."""
+OF_SERVED_MODELS = ("dedloc_kit.server", "dedloc_kit.user", "transformers.models.llama.modeling_llama")
+"""What the roles `server` and `user` need besides: they are forked from a process of their own, for with transformers
+comes the Hub."""
 _CHECKOUT = str(Path(__file__).parents[1])
 _MOST_BYTES = 2**17
 """Of what is asked for: the environment above all."""
@@ -62,7 +63,8 @@ class Forked:
         try:
             with _asking:
                 given = [stdin, stdout, errors.fileno(), tell, *handles]
-                socket.send_fds(_server()[1], [json.dumps(asked).encode()], given)
+                serves = list(command) in (["dedloc_kit.worker", "server"], ["dedloc_kit.worker", "user"])
+                socket.send_fds(_server(serves)[1], [json.dumps(asked).encode()], given)
         finally:
             for end in (stdin, stdout, tell):
                 os.close(end)
@@ -105,11 +107,14 @@ def said_by(code: str, returncode: int = 0, **environment: str) -> str:
 
 
 @cache
-def _server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """The server of this process, and the way to it; it ends when that is closed, at the latest with this process."""
+def _server(serves: bool) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """A server of this process, and the way to it; it ends when that is closed, at the latest with this process.
+
+    :param serves: has it imported what those need that serve a model?
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fork_server"],
+        [sys.executable, "-m", "tests.fork_server", *(OF_SERVED_MODELS if serves else ())],
         stdin=its.fileno(),
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -139,9 +144,6 @@ def _serve() -> dict[str, Any]:
                 asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4 + _HANDLES)
                 if not asked:
                     os._exit(0)  # whoever started us is gone
-                if json.loads(asked)["command"] == ["dedloc_kit.worker", "server"]:
-                    for module in SERVERS_NEED:
-                        import_module(module)
                 pid = os.fork()
                 standard, tell, kept = given[:3], given[3], given[4:]
                 if not pid:
@@ -175,7 +177,7 @@ def _renew_locks() -> None:
 
 def main() -> None:
     gc.disable()
-    for module in IMPORTED:
+    for module in (*IMPORTED, *sys.argv[1:]):
         import_module(module)
     gc.freeze()
     gc.enable()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import Forked
+from tests.fork_server import Forked, said_by
 from tests.swarm.harness import processes_of
 
 
@@ -26,6 +26,10 @@ def test_a_forked_process_has_its_own_streams_and_environment_and_tells_its_exit
         Path("given").write_text("[3]")
         assert Forked(["json.tool", "given", "--compact"], os.environ, errors).stdout.read() == b"[3]\n"
     assert b"Expecting value" in (tmp_path / "errors").read_bytes()
+
+
+def test_what_is_forked_reads_the_environment_of_the_hub_itself() -> None:
+    assert said_by("import sys; print('huggingface_hub' in sys.modules)") == "False\n"
 
 
 def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
