@@ -12,6 +12,7 @@ from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.memory import Memory
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation, Progress
 from dedloc_kit.swarm.directory.contributions import publish
+from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 
@@ -63,9 +64,19 @@ def introduce(me: SwarmPeer, lost: Lost, stopped: str, emit: Callable[[AnyEvent]
     """
     me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
     me.optimizer.leaves_out(lost.count)
-    reach = me.dht.reach
-    if reach.text:
-        emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
+    tell_reach(me.dht, emit)
+
+
+def tell_reach(node: Node, emit: Callable[[AnyEvent], None]) -> None:
+    """What this peer's owner is told of its reach."""
+    if node.reach.text:
+        emit(Warned(text=node.reach.text) if node.reach.uncertain else State(text=node.reach.text))
+
+
+def tell_of_bare(problem: str, emit: Callable[[AnyEvent], None]) -> None:
+    """What this peer's owner is told when a stage has lost its last peer, as `problem` says, or found one again."""
+    said = f"{problem}: nothing can be trained until somebody takes it"
+    emit(Warned(text=said) if problem else State(text="all stages have somebody again"))
 
 
 class Told(Protocol):

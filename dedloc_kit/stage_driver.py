@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State, Warned
+from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import initial_peers, recall
-from dedloc_kit.minding import Lost, Organizer
+from dedloc_kit.minding import Lost, Organizer, tell_of_bare, tell_reach
 from dedloc_kit.records import Decay, Invitation, Progress
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.stage_costs import full_rows
@@ -71,8 +71,7 @@ def stage_driver(
     entry = Entry(*(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")), preferred_port=remembered.port)
     unwanted = list[Exception]()
     with connected_to_drive(run, peer, entry, known, unwanted.append) as me:
-        if me.dht.reach.text:
-            emit(Warned(text=me.dht.reach.text) if me.dht.reach.uncertain else State(text=me.dht.reach.text))
+        tell_reach(me.dht, emit)
         driving = _Driving(invitation, run, peer, me, known, emit)
         driving.do(stop, unwanted)
         emit(Left(step=driving.following.step, session_samples=0))
@@ -134,8 +133,7 @@ class _Driving:
         self._show()
         if member.problem != self._problem:
             self._problem = member.problem
-            said = f"{self._problem}: nothing can be trained until somebody takes it"
-            self._emit(Warned(text=said) if self._problem else State(text="all stages have somebody again"))
+            tell_of_bare(self._problem, self._emit)
 
     def _show(self) -> None:
         while not self._member.losses.empty():

@@ -15,7 +15,7 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
 from dedloc_kit.stage_costs import expected_memory, full_rows
@@ -231,11 +231,7 @@ class _Work:
             me.optimizer.tracker.suspicion.suspect(gone)
         if member.problem != self._problem:
             self._problem = member.problem
-            self._emit(
-                Warned(text=f"{self._problem}: nothing can be trained until somebody takes it")
-                if self._problem
-                else State(text="all stages have somebody again")
-            )
+            tell_of_bare(self._problem, self._emit)
 
     def _planned(self) -> Move | None:
         """To another stage, when it is time."""
@@ -254,14 +250,14 @@ class _Work:
         why = "has nobody" if needed else "lacks peers"
         here, there, count = self._stage.number + 1, move.stage + 1, self._stage.count
         self._emit(State(text=f"stage {there} of {count} {why}: moving there from stage {here}"))
-        moved, until = member.move(move), time.monotonic() + LAST_STEP_SECONDS
+        until = time.monotonic() + LAST_STEP_SECONDS
+        member.move(move)
         member.stop_driving()
         self._gradients.refuse(True)
         while not self._ends() and not self._moving.needed_here() and time.monotonic() < until:
             if needed or (member.idle and not optimizer.tally.samples):
                 member.go()
-                given = self.given
-                return Mover(stage=move.stage, session=self._me.profile.session, given=given, moved=moved)
+                return Mover(stage=move.stage, session=self._me.profile.session, given=self.given)
             self._turn()
             needed = needed or self._moving.needed_at(move.stage)
         self._gradients.refuse(False)

@@ -72,9 +72,10 @@ def _together(told: Sequence[_Told]) -> _Told:
 
 
 def _counted(contribution: Contribution, share: float) -> Contribution:
-    """What counts of the samples that a peer has computed one stage of."""
-    counted = {name: round(share * getattr(contribution, name)) for name in ("samples", "session_samples")}
-    return contribution.model_copy(update=counted)
+    """What counts of the samples that a peer has computed one stage of: rounded so that steps add up to a session."""
+    ended = contribution.session_samples
+    before, given = (round(share * count) for count in (ended - contribution.samples, ended))
+    return contribution.model_copy(update={"samples": given - before, "session_samples": given})
 
 
 def _sum(one: Contribution, other: Contribution) -> Contribution:

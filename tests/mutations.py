@@ -3821,6 +3821,13 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_begun.py -k less_than",
     ),
     Mutation(
+        "what a stage's steps count for is rounded each by itself, and a session's sum is another one",
+        "staged.py",
+        '"samples": given - before,',
+        '"samples": round(share * contribution.samples),',
+        "tests/test_staged.py -k add_up",
+    ),
+    Mutation(
         "one peer's word is enough to take a step with less than a batch",
         "swarm/pipeline/peers.py",
         "there and all(client.step > step for client in there) for there",

@@ -69,3 +69,11 @@ def test_who_comes_back_within_a_step_has_begun_another_session() -> None:
     first(taken(1), {"asha": gave(40)})
     last(taken(1), {"asha": gave(20).model_copy(update={"session": "cd"})})
     assert [(each.samples, each.session_samples) for each in (told[0]["asha"],)] == [(10 + 15, 10 + 15)]
+
+
+def test_the_shares_of_steps_add_up_to_that_of_the_session() -> None:
+    told = list[dict[str, Contribution]]()
+    steps = Steps(1, lambda _, given: told.append(given))
+    for number in range(1, 8):
+        steps.of_stage(0, 1 / 3)(taken(number), {"asha": gave(4, 4 * number)})
+    assert sum(given["asha"].samples for given in told) == told[-1]["asha"].session_samples == 9

@@ -118,12 +118,11 @@ class PipelineMember:
             self._move = told
             self.offers.tell()
 
-    def move(self, move: Move) -> float:
-        """Let the others know that this peer begins with that; returns since when, by the clock of the directory."""
+    def move(self, move: Move) -> None:
+        """Let the others know that this peer begins with that."""
         self._state, self.came = "moving", float(get_dht_time())
         self._move = StageMove(stage=move.stage, announced=move.announced, begun=True)
         self.offers.tell()
-        return self.came
 
     def go(self) -> None:
         """Let the last word here be that this peer comes to that stage."""

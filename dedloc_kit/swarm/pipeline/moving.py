@@ -9,7 +9,7 @@ from hivemind.utils import get_dht_time
 from pydantic import BaseModel, Field
 
 from dedloc_kit.blocks.stages import Move, Stage, StagePeer, bare, intend, may_begin
-from dedloc_kit.records import Digest, StageOffer, Time
+from dedloc_kit.records import Digest, StageOffer
 from dedloc_kit.records import Stage as StageNumber
 from dedloc_kit.swarm.pipeline.placing import stage_peers
 
@@ -21,13 +21,11 @@ class Mover(BaseModel):
     """A volunteer on its way from one stage to another, and what it takes along.
 
     :ivar given: samples that have counted in its session, each by its stage's share of the computation
-    :ivar moved: when it began, by the clock of the directory
     """
 
     stage: StageNumber
     session: Digest
     given: Annotated[float, Field(ge=0)]
-    moved: Time
 
 
 class Others(Protocol):
