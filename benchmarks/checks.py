@@ -26,7 +26,7 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records import Contribution, Invitation
 from dedloc_kit.run import RunConfig, TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.plan import Plan

@@ -41,7 +41,7 @@ from dedloc_kit.records import Contribution, Record
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Held
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.codec import decode, read_part
 from dedloc_kit.swarm.averaging.group import Member
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.parts import Averages

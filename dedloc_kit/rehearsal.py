@@ -23,7 +23,7 @@ from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, StageCos
 from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.stage_costs import rows_of, stage_costs
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed

@@ -2721,6 +2721,20 @@ MUTATIONS = (
         "tests/swarm/hostile/test_strangers_in_a_round.py",
     ),
     Mutation(
+        "a sparse chunk may name a place twice, or another chunk's",
+        "swarm/averaging/sparse.py",
+        "if not (np.diff(places) > 0).all() or places[-1] >= numel:",
+        "if places[-1] >= numel + 2**12:",
+        "tests/swarm/averaging/test_sparse.py -k places",
+    ),
+    Mutation(
+        "sparse steps keep the outer momentum",
+        "run.py",
+        '{"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}',
+        "given",
+        "tests/test_run.py -k sparse_steps",
+    ),
+    Mutation(
         "numbers whose sum no float holds are taken",
         "swarm/averaging/compression.py",
         "LARGEST = 2.0**100",

@@ -76,7 +76,11 @@ def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: 
         ),
         (
             {"averaging": {"compression": "float8"}},
-            "averaging.compression: input should be 'none', 'float16', '8bit' or '4bit'",
+            "averaging.compression: input should be 'none', 'float16', '8bit', '4bit' or 'sparse'",
+        ),
+        (
+            {"averaging": {"compression": "sparse"}},
+            'averaging.compression = "sparse" needs averaging.mode = "local-steps"; add that, or choose "4bit"',
         ),
         ({"task": {}}, "task.name is missing; add it"),
         (
@@ -234,6 +238,13 @@ def test_the_fingerprint_changes_with_any_value(path: tuple[Any, ...]) -> None:
         case None:
             holder[path[-1]] = "new"
     assert parse_run(changed).fingerprint != parse_run(COMPLETE).fingerprint
+
+
+def test_sparse_steps_are_without_outer_momentum_unless_that_is_said() -> None:
+    sparse = {"mode": "local-steps", "compression": "sparse"}
+    for said, expected in (({}, (1.0, 0.0)), ({"outer_momentum": 0.5, "outer_learning_rate": 0.7}, (0.7, 0.5))):
+        averaging = parse_run(values(averaging=sparse | said)).averaging
+        assert (averaging.outer_learning_rate, averaging.outer_momentum) == expected
 
 
 def test_the_order_of_sources_is_part_of_the_fingerprint() -> None:

@@ -17,7 +17,8 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression, Codec, check, decode, read_part
+from dedloc_kit.swarm.averaging.codec import Codec, check, decode, read_part
+from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import Pledges

@@ -18,7 +18,7 @@ from torch import Tensor
 from dedloc_kit.records import Contribution, Record
 from dedloc_kit.swarm.averaging.agreement.roll import Signs, Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.link import Link, Message

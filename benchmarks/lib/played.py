@@ -20,7 +20,7 @@ from benchmarks.lib.hostile_peers import Attack
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.probation import Probation
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.trust.weight import Earned, Weigh

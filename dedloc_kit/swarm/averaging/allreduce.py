@@ -20,7 +20,7 @@ from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
-from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.codec import decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.link import Link, Links

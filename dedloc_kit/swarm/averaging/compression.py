@@ -1,13 +1,10 @@
 """How the numbers of an all-reduce travel: few bits for each.
 
-An all-reduce works on chunks of one flat float32 vector. A codec turns a chunk into a message and back. hivemind's own
-table of codecs takes no part in it.
+An all-reduce works on chunks of one flat float32 vector, each of which becomes a message.
 """
 
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -116,16 +113,16 @@ class Float32(ChunkCompression):
         return np.dtype(self._dtype).itemsize * numel
 
     def _pack(self, values: Tensor) -> bytes:
-        _check_size(float(values.abs().amax()))
+        check_size(float(values.abs().amax()))
         values = values.clamp(-self._largest, self._largest)
         return values.numpy().astype(self._dtype, copy=False).tobytes()
 
     def _check(self, buffer: bytes, numel: int) -> None:
-        _check_size(float(np.abs(np.frombuffer(buffer, self._dtype)).max()))
+        check_size(float(np.abs(np.frombuffer(buffer, self._dtype)).max()))
 
     def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
         np.copyto(chunk.numpy(), np.frombuffer(buffer, self._dtype))
-        _check_size(float(chunk.abs().amax()))
+        check_size(float(chunk.abs().amax()))
 
 
 class Float16(Float32):
@@ -156,7 +153,7 @@ class _Blockwise(ChunkCompression):
         rows = rows.reshape(-1, self.block)
         room = _scratch.like(rows)
         largest = torch.abs(rows, out=room).amax(1).numpy()  # twenty times as fast as a norm over rows, or aminmax
-        _check_size(float(largest.max()))
+        check_size(float(largest.max()))
         # The scales are few: an operation of numpy on them takes a fifth of the time of one of torch.
         scales = ((largest.view(np.uint32) + 0xFFFF) >> 16 << 16).view(np.float32)  # rounded up
         scales[scales < _TINIEST] = 0.0
@@ -240,81 +237,6 @@ class Blockwise4Bit(_Blockwise):
             np.copyto(half, np.frombuffer(packed.translate(table), np.int8).reshape(half.shape))
 
 
-@dataclass(frozen=True)
-class Codec:
-    """What a run uses for each kind of chunk; which kind a chunk is, all members know."""
-
-    gradients: ChunkCompression
-    """From a member to the reducer."""
-    averages: ChunkCompression
-    """From the reducer to the members."""
-    small: ChunkCompression
-    """Every way, for tensors such as biases: few bytes, and much depends on them."""
-    means: ChunkCompression
-    """From the owners in the rows to the finisher: finer, for what this loses nobody makes good."""
-
-
-_FLOAT32, _FLOAT16, _8BIT, _4BIT = _ALL = Float32(), Float16(), Blockwise8Bit(), Blockwise4Bit()
-_BY_TAG: dict[str, ChunkCompression] = {way.tag: way for way in _ALL}
-_CODECS = {
-    "none": Codec(_FLOAT32, _FLOAT32, _FLOAT32, _FLOAT32),
-    "float16": Codec(_FLOAT16, _FLOAT16, _FLOAT16, _FLOAT16),
-    "8bit": Codec(_8BIT, _8BIT, _FLOAT16, _8BIT),
-    "4bit": Codec(_4BIT, _4BIT, _FLOAT16, _8BIT),
-}
-
-
-def codec_of(name: str) -> Codec:
-    """The codec that a run's configuration names; raises ValueError if there is none of that name."""
-    if name not in _CODECS:
-        raise ValueError(f"there is no compression '{name}'; choose one of: {', '.join(_CODECS)}")
-    return _CODECS[name]
-
-
-def decode(message: runtime_pb2.Tensor, numel: int, out: Tensor | None = None) -> Tensor:
-    """The chunk in a message from anyone: float32 [numel], finite. Raises ValueError if it is anything else.
-
-    `out`, if there is one, takes it; after an error its content is worth nothing.
-    """
-    return _way_of(message, numel).extract(message, out)
-
-
-def check(message: runtime_pb2.Tensor, numel: int) -> None:
-    """Raises ValueError for what `decode` does, in a fraction of its time."""
-    _way_of(message, numel).check(message)
-
-
-def _way_of(message: runtime_pb2.Tensor, numel: int) -> ChunkCompression:
-    if message.dtype not in _BY_TAG:
-        raise ValueError(f"a chunk came in the unknown form '{message.dtype[:32]}'")
-    if len(message.size) != 1 or message.size[0] != numel:
-        raise ValueError(f"a chunk came with the shape {tuple(message.size[:4])} instead of ({numel},)")
-    return _BY_TAG[message.dtype]
-
-
-def _check_size(largest: float) -> None:
+def check_size(largest: float) -> None:
     if not largest <= LARGEST:  # so that NaN is refused as well
         raise ValueError("a chunk holds numbers that are not finite, or larger than 1e30")
-
-
-def decode_all(messages: Sequence[bytes], size: int) -> Tensor:
-    """A whole vector, float32 [size], from its parts in order, each as it travelled; raises ValueError, before it takes
-    memory, if it has not this size."""
-    sizes = [read_part(message).size[0] for message in messages]  # all at a time would be the whole once more
-    if min(sizes, default=0) <= 0 or sum(sizes) != size:
-        raise ValueError("it has not as many values as the model")
-    vector = torch.empty(size)
-    for message, own in zip(messages, vector.split(sizes), strict=True):
-        decode(read_part(message), len(own), own)
-    return vector
-
-
-def read_part(message: bytes) -> runtime_pb2.Tensor:
-    """A chunk as it travelled, still encoded; raises ValueError if it is none."""
-    try:
-        part = runtime_pb2.Tensor.FromString(message)
-    except Exception as error:  # protobuf's own, which have no common base that is typed
-        raise ValueError(f"a part cannot be decoded ({error})") from None
-    if len(part.size) != 1:
-        raise ValueError("a part cannot be decoded (it has more than one size, or none)")
-    return part

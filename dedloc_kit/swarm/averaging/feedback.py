@@ -7,7 +7,8 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, Scratch
+from dedloc_kit.swarm.averaging.codec import Codec
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, Scratch
 from dedloc_kit.swarm.trust.pledge import Sealed
 from dedloc_kit.training.flat import FlatLayout
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
-from dedloc_kit.swarm.averaging.compression import check, decode, read_part
+from dedloc_kit.swarm.averaging.codec import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.messages import read_with_path
 from dedloc_kit.swarm.averaging.plan import Plan

@@ -20,7 +20,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
 from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest
 from dedloc_kit.swarm.averaging.grouping import Grouping, Rows

@@ -9,7 +9,7 @@ from hivemind.utils import get_dht_time
 from torch import Tensor
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
-from dedloc_kit.swarm.averaging.compression import decode_all, read_part
+from dedloc_kit.swarm.averaging.codec import decode_all, read_part
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer

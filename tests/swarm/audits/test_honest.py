@@ -23,7 +23,7 @@ from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.audits.verdicts import Verdict
-from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
+from dedloc_kit.swarm.averaging.codec import codec_of, decode_all
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.plan import Plan, balanced

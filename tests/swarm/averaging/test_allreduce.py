@@ -11,7 +11,7 @@ from benchmarks.lib.party import Party, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.compression import decode_all
+from dedloc_kit.swarm.averaging.codec import decode_all
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, read_numbered
@@ -28,7 +28,7 @@ def test_all_end_with_the_mean_by_samples_and_the_same_bits_with_and_without_com
     gradients = [torch.randn(300_001) for _ in range(4)]
     samples = [1, 5, 0, 10]
     mean = torch.tensor(samples, dtype=torch.float32) @ torch.stack(gradients) / 16.0
-    for compression, error in (("none", 1e-5), ("8bit", 0.02), ("4bit", 0.2)):
+    for compression, error in (("none", 1e-5), ("8bit", 0.02), ("4bit", 0.2), ("sparse", 0.99)):
         party = Party(gradients, samples, global_batch=16, compression=compression)
         assert in_own_loop(party.meet()) == [None] * 4
         assert all(torch.equal(average, party.averages[0]) for average in party.averages)

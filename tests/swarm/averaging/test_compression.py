@@ -10,6 +10,7 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
+from dedloc_kit.swarm.averaging.codec import check, codec_of, decode
 from dedloc_kit.swarm.averaging.compression import (
     LARGEST,
     Blockwise4Bit,
@@ -18,13 +19,11 @@ from dedloc_kit.swarm.averaging.compression import (
     Float16,
     Float32,
     Scratch,
-    check,
-    codec_of,
-    decode,
 )
+from dedloc_kit.swarm.averaging.sparse import Sparse
 
-WAYS: tuple[ChunkCompression, ...] = (Float32(), Float16(), Blockwise8Bit(), Blockwise4Bit())
-BLOCKWISE = WAYS[2:]
+WAYS: tuple[ChunkCompression, ...] = (Float32(), Float16(), Blockwise8Bit(), Blockwise4Bit(), Sparse())
+BLOCKWISE = WAYS[2:4]
 LENGTHS = (1, 2, 127, 128, 129, 255, 256, 257, 1000, 70_001)
 
 every_reading = pytest.mark.parametrize("read", [decode, check])
@@ -271,7 +270,7 @@ def test_hivemind_does_not_mistake_our_messages_for_its_own(way: ChunkCompressio
 
 
 def test_an_unknown_codec_is_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="no compression '2bit'; choose one of: none, float16, 8bit, 4bit"):
+    with pytest.raises(ValueError, match="no compression '2bit'; choose one of: none, float16, 8bit, 4bit, sparse"):
         codec_of("2bit")
 
 
@@ -286,9 +285,9 @@ def test_fewer_bits_in_the_name_are_fewer_bytes_on_the_way() -> None:
         codec = codec_of(name)
         return codec.gradients.byte_count(2**20) + codec.averages.byte_count(2**20)
 
-    sizes = [total(name) for name in ("none", "float16", "8bit", "4bit")]
+    sizes = [total(name) for name in ("none", "float16", "8bit", "4bit", "sparse")]
     assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == 4
+    assert len(set(sizes)) == 5
 
 
 def test_the_same_memory_is_there_again_in_any_shape_that_fits() -> None:

@@ -6,14 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import (
-    Blockwise4Bit,
-    Blockwise8Bit,
-    ChunkCompression,
-    Float16,
-    Float32,
-    decode,
-)
+from dedloc_kit.swarm.averaging.codec import decode
+from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, ChunkCompression, Float16, Float32
 from dedloc_kit.swarm.averaging.feedback import Feedback
 
 SIZE = 2000

@@ -16,8 +16,8 @@ from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Proven
 from dedloc_kit.swarm.audits.questions import Prove
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.compression import codec_of, read_part
-from dedloc_kit.swarm.averaging.compression import decode as decode_values
+from dedloc_kit.swarm.averaging.codec import codec_of, read_part
+from dedloc_kit.swarm.averaging.codec import decode as decode_values
 from dedloc_kit.swarm.averaging.pledges import LOTS
 from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.result import RoundResult
