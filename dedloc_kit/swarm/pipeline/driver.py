@@ -112,6 +112,11 @@ class Driver:
         return self._peers.missing
 
     @property
+    def accuses(self) -> tuple[str, ...]:
+        """Stage peers that answer wrongly, as this driver has found in the last half hour, the latest ones."""
+        return self._peers.accuses
+
+    @property
     def in_flight(self) -> int:
         """Microbatches on their way."""
         return self._in_flight

@@ -239,6 +239,7 @@ class PipelineMember:
             begun=self.begun,
             driven=self.driven,
             served=0 if held is None else held.served,
+            accuses=() if self._driver is None else self._driver.accuses,
             moving=self._move,
             moved=self.came,
             pinned=self._pinned,

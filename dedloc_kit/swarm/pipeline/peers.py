@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from dedloc_kit.blocks import hops
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records import MAX_ACCUSED, Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
 from dedloc_kit.swarm.pipeline.holding import astray
@@ -116,6 +116,13 @@ class StagePeers:
 
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
+
+    @property
+    def accuses(self) -> tuple[str, ...]:
+        """Who gets no more work since its answers are wrong, the latest ones."""
+        now = time.monotonic()
+        found = sorted((-until, peer) for peer, until in list(self._barred.items()) if until > now)
+        return tuple(peer for _, peer in found[:MAX_ACCUSED])
 
     def bar(self, client: StageClient, kind: str) -> None:
         """Its answer to a call of this kind is wrong: it gets no more work, as if it were not there."""
