@@ -102,6 +102,11 @@ class PipelineMember:
         return "" if self._driver is None else self._driver.missing
 
     @property
+    def absent(self) -> frozenset[str]:
+        """The peers of a stage that has nobody, if the driver knows so by its own look."""
+        return frozenset() if self._driver is None else self._driver.absent
+
+    @property
     def driven(self) -> int:
         """Samples through all stages, in this session."""
         return 0 if self._driver is None else self._driver.driven
