@@ -440,6 +440,8 @@ class StageOffer(Record):
     """Through its stage, forward and backward; 0 before it is measured."""
     queue: Count = 0
     """Calls that wait."""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """See `Progress`."""
     begun: Begun | None = None
     """None if it does not drive."""
     driven: Count = 0

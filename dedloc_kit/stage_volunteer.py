@@ -222,6 +222,8 @@ class _Work:
         me, member = self._me, self._member
         self._twin.check()
         member.follow()
+        if (mine := me.optimizer.tracker.mine) is not None:
+            member.upload = mine.upload
         remember(self._memory, me)
         gone = set[str]()
         while not member.gone.empty():

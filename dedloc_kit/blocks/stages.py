@@ -30,7 +30,7 @@ same."""
 LOADING = 900.0
 """Seconds after which nobody counts on a peer any more that still loads its stage."""
 LINE = 20e6 / 8
-"""Bytes a second of a line that nobody has measured: an estimate."""
+"""Bytes a second of a line of which nobody knows that it takes more: an estimate."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Offers(threading.Thread, Generic[Offer]):
 
 _SLOWLY = {
     *("time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"),
-    *("microbatches_per_second", "queue", "driven"),
+    *("microbatches_per_second", "queue", "driven", "upload"),
 }
 """What nobody acts on at once."""
 

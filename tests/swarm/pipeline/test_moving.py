@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.stages import BARE_LOOK, LOADING, REST, SECOND_LOOK, Stage
+from dedloc_kit.blocks.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
 from dedloc_kit.records import StageMove, StageOffer
 from dedloc_kit.swarm.pipeline import moving
 from dedloc_kit.swarm.pipeline.moving import Moving
@@ -106,6 +106,20 @@ def test_a_stage_whose_peers_are_gone_is_taken_before_their_records_lapse(monkey
     assert swarm.look("a") is None, "they were there after all"
     swarm.absent = {"c", "d"}
     assert set(swarm.run(2 * BARE_LOOK + 5).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("state", "upload", "moves"),
+    [(HORIZON * LINE, None, {}), (HORIZON * LINE, 1e9, {"a": 1}), (1e6, 1e3, {"a": 1})],
+    ids=["unknown", "fast", "slow up"],
+)
+def test_a_large_stage_is_downloaded_by_whose_line_is_known_to_be_fast(
+    monkeypatch: pytest.MonkeyPatch, state: float, upload: float | None, moves: dict[str, int]
+) -> None:
+    monkeypatch.setattr("tests.swarm.pipeline.test_moving.THREE", [Stage(1 / 3, state)] * 3)
+    swarm = Swarm(monkeypatch, 0, 0, 0, 1, 2, 2)
+    swarm.change("a", upload=upload)
+    assert swarm.run(60.0) == moves
 
 
 def test_of_two_that_are_best_by_their_newest_speeds_one_moves(monkeypatch: pytest.MonkeyPatch) -> None:
