@@ -23,6 +23,7 @@ def join(
     devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
+    drive_only: bool = False,
     code: str | None = None,
     block: bool | None = None,
     device: str | None = None,
@@ -40,6 +41,8 @@ def join(
     :param devices: what to train on: `auto` (all GPUs, else the processor), `cpu`, or names such as `cuda:0,cuda:1`
     :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
     :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
+    :param drive_only: of a model that is cut into stages hold none, and send batches of data through those of others:
+        for a machine with little memory
     :param code: what lets you into a run that is not open to all: the personal code that the organizer gave you, or a
         read-only token of the Hub, as the run wants it. Better keep it as the secret `DEDLOC_CODE` on Colab or Kaggle,
         or in the environment; without any the call asks for it
@@ -55,6 +58,7 @@ def join(
         devices=device or devices,
         folder=folder,
         task_module=task_module,
+        drive_only=drive_only,
         code=code,
         block=block,
     )

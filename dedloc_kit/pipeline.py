@@ -1,6 +1,7 @@
 """How a pipeline stands: who holds which of its stages, who drives, and what limits it."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Protocol
 
@@ -15,6 +16,8 @@ MAX_TOLD = 200
 """Peers of one stage, and drivers, that are told one by one."""
 EVEN = 0.9
 """Where the slowest stage passes so much of what the fastest does, none limits the run."""
+AGREEING = 2
+"""Drivers that have to say that a peer answers wrongly before the organizer is called: one alone may say anything."""
 
 State = Literal["joining", "online", "moving", "leaving"]
 StageNumber = Annotated[int, Field(ge=0, lt=MAX_STAGES)]
@@ -37,6 +40,8 @@ class StagePeerSeen(BaseModel):
     """Samples through its stage in this session."""
     moving_to: StageNumber | None = None
     """The stage that it goes over to, or means to."""
+    accusers: Count = 0
+    """Drivers that say that it answers wrongly."""
 
 
 class StageSeen(BaseModel):
@@ -103,6 +108,9 @@ class Offered(Protocol):
     def moving(self) -> Moved | None: ...
 
     @property
+    def accuses(self) -> Sequence[str]: ...
+
+    @property
     def driven(self) -> int: ...
 
     @property
@@ -115,7 +123,7 @@ def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, .
     :param offers: by peer
     :param count: how many stages there are
     """
-    found = []
+    found, accusers = [], _accusers(offers)
     for number in range(count):
         here = [(peer, offer) for peer, offer in offers.items() if offer.stage == number]
         here.sort(key=lambda item: (item[1].state not in HOLDING_STATES, -item[1].microbatches_per_second, item[0]))
@@ -123,7 +131,7 @@ def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, .
         found.append(
             StageSeen(
                 number=number,
-                peers=tuple(_stage_peer(peer, offer, count) for peer, offer in here[:MAX_TOLD]),
+                peers=tuple(_stage_peer(peer, offer, count, accusers[peer]) for peer, offer in here[:MAX_TOLD]),
                 holders=len(holding),
                 throughput=min(MAX_RATE, sum(offer.microbatches_per_second for offer in holding)),
                 queue=min(MAX_COUNT, sum(offer.queue for offer in holding)),
@@ -133,7 +141,7 @@ def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, .
     return tuple(found)
 
 
-def _stage_peer(peer: str, offer: Offered, count: int) -> StagePeerSeen:
+def _stage_peer(peer: str, offer: Offered, count: int, accusers: int) -> StagePeerSeen:
     to = None if offer.moving is None or offer.moving.stage >= count else offer.moving.stage
     return StagePeerSeen(
         peer=peer,
@@ -143,7 +151,13 @@ def _stage_peer(peer: str, offer: Offered, count: int) -> StagePeerSeen:
         queue=offer.queue,
         served=offer.served,
         moving_to=to,
+        accusers=accusers,
     )
+
+
+def _accusers(offers: Mapping[str, Offered]) -> Counter[str]:
+    """How many drivers say of a peer that it answers wrongly; each counts once, however often it says so."""
+    return Counter(peer for offer in offers.values() if offer.begun is not None for peer in set(offer.accuses))
 
 
 def drivers_seen(offers: Mapping[str, Offered]) -> tuple[DriverSeen, ...]:
@@ -159,6 +173,12 @@ def drivers_seen(offers: Mapping[str, Offered]) -> tuple[DriverSeen, ...]:
 def held_by(holders: int, stages: Sequence[StageSeen]) -> tuple[int, ...]:
     """The stages that just so many peers hold."""
     return tuple(stage.number for stage in stages if stage.holders == holders)
+
+
+def accused(stages: Sequence[StageSeen]) -> tuple[tuple[int, StagePeerSeen], ...]:
+    """Of whom several drivers say that they answer wrongly, each with its stage; of whom most say so first."""
+    found = [(stage.number, peer) for stage in stages for peer in stage.peers if peer.accusers >= AGREEING]
+    return tuple(sorted(found, key=lambda each: (-each[1].accusers, each[1].peer)))
 
 
 def named(stages: Sequence[int], count: int) -> str:

@@ -399,6 +399,7 @@ class RowSummary(Record):
 
 
 MAX_MICROBATCHES_PER_SECOND = 1e6
+MAX_ACCUSED = 8
 
 
 class Begun(Record):
@@ -439,12 +440,17 @@ class StageOffer(Record):
     """Through its stage, forward and backward; 0 before it is measured."""
     queue: Count = 0
     """Calls that wait."""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """See `Progress`."""
     begun: Begun | None = None
     """None if it does not drive."""
     driven: Count = 0
     """Samples through all stages, in this session; so is the next one."""
     served: Count = 0
     """Samples through its stage."""
+    accuses: Annotated[tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)] = ()
+    """Stage peers of which this driver has found that they answer wrongly, the latest ones. For the organizer, who
+    weighs it; no other peer acts on it."""
     moving: StageMove | None = None
     moved: Time = 0.0
     """When it last began to move; 0 if it never has."""

@@ -36,7 +36,7 @@ TURN_SECONDS = 0.05
 """For which a call is waited for before something else may be due."""
 MINDING_SECONDS = 1.0
 PLANNING_SECONDS = 5.0
-"""Between two looks whether this peer should go to another stage."""
+"""Between two looks whether this peer should go to another stage, unless one has nobody."""
 LAST_STEP_SECONDS = 300.0
 """For which a volunteer that moves waits for the step in which its gradients count; then it stays."""
 FLUSH_SECONDS = 10.0
@@ -168,7 +168,7 @@ class _Work:
         size = STATE_BYTES * me.optimizer.state.layout.size / self._stage.share
         self._moving = Moving(
             [Stage(stage.share, size * stage.share) for stage in stages],
-            *(me.signer.peer, self._member.offers, self._member.offer, fits),
+            *(me.signer.peer, self._member.offers, self._member.offer, fits, lambda: self._member.absent),
         )
 
     @property
@@ -222,6 +222,8 @@ class _Work:
         me, member = self._me, self._member
         self._twin.check()
         member.follow()
+        if (mine := me.optimizer.tracker.mine) is not None:
+            member.upload = mine.upload
         remember(self._memory, me)
         gone = set[str]()
         while not member.gone.empty():
@@ -230,14 +232,14 @@ class _Work:
             me.optimizer.tracker.avoid(gone)
             me.optimizer.tracker.suspicion.suspect(gone)
         if member.problem != self._problem:
-            self._problem = member.problem
+            self._problem, self._plan_at = member.problem, 0.0
             tell_of_bare(self._problem, self._emit)
 
     def _planned(self) -> Move | None:
         """To another stage, when it is time."""
         if self._peer.stage is not None or time.monotonic() < self._plan_at:
             return None
-        self._plan_at = time.monotonic() + PLANNING_SECONDS
+        self._plan_at = time.monotonic() + (MINDING_SECONDS if self._problem else PLANNING_SECONDS)
         move = self._moving.look()
         self._member.announce(self._moving.intends)
         return move

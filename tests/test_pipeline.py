@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit.events import PipelineState, parse_event
-from dedloc_kit.pipeline import MAX_TOLD, limiting, throughput
+from dedloc_kit.pipeline import MAX_TOLD, accused, limiting, throughput
 from tests.dashboard.staged_run import COUNT, GAP, LIMITED, WHOLE, Begun, Moved, Offer, offer, pipeline
 
 
@@ -45,6 +45,18 @@ def test_what_hostile_peers_say_can_be_told_and_names_no_stage_that_there_is_not
     assert (len(state.stages[0].peers), len(state.drivers)) == (MAX_TOLD, MAX_TOLD)
     assert {peer.moving_to for peer in state.stages[0].peers} == {None}
     assert (throughput(state.stages), state.bottleneck[:23]) == (2.0, "stage 1 of 4 limits the")
+
+
+def test_how_many_drivers_accuse_a_peer_is_told_and_each_counts_once() -> None:
+    state = pipeline(
+        *(offer(n, n) for n in range(COUNT)),
+        offer(4, None, accuses=("Qm1",) * 8, begun=Begun(4)),
+        offer(5, 2, accuses=("Qm1", "Qm0", "nobody"), begun=Begun(4)),
+        offer(6, 3, accuses=("Qm3",)),
+    )
+    told = {peer.peer: peer.accusers for stage in state.stages for peer in stage.peers if peer.accusers}
+    assert told == {"Qm1": 2, "Qm0": 1}, "who does not drive has compared nothing"
+    assert [(stage, peer.peer) for stage, peer in accused(state.stages)] == [(1, "Qm1")]
 
 
 def test_one_peer_alone_does_not_say_how_far_a_stage_is() -> None:

@@ -5,22 +5,29 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from dedloc_kit import stage_volunteer
+from dedloc_kit.blocks.stages import Move
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.survey import Machine
+from dedloc_kit.records import StageMove
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.peer import SwarmPeer
+from dedloc_kit.swarm.pipeline.member import PipelineMember
+from dedloc_kit.swarm.pipeline.moving import Mover
 from dedloc_kit.volunteer import volunteer
 from tests.invitations import invited
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
+from tests.swarm.pipeline.test_moving import Swarm as Records
 from tests.tiny import tiny_run
 from tests.tiny_stages import LENGTH, TOLD, TinyStages, plain_loop
 
@@ -117,6 +124,82 @@ def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, mo
     asked = peer.model_copy(update={"stage": 2})
     with pytest.raises(UserError, match=r"^stage 3 of 3 takes"):
         stage_volunteer._fitting(staged_run(), asked, task, events.append)
+
+
+class Going:
+    """A volunteer `a` of stage 0 that moves to stage 1: what it says and does, in the middle of others' records.
+
+    :ivar events: what happens in each of its turns, in their order
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *held: int) -> None:
+        self.swarm, self.events, self.did = Records(monkeypatch, *held), list[Callable[[], object]](), list[str]()
+        self.idle = False  # what it has begun is on its way
+        self.tally = SimpleNamespace(samples=4, counted=30)
+        self._work = work = stage_volunteer._Work.__new__(stage_volunteer._Work)
+        optimizer, profile = SimpleNamespace(tally=self.tally), SimpleNamespace(session="5e55")
+        work._me = cast(SwarmPeer, SimpleNamespace(optimizer=optimizer, profile=profile))
+        work._member, work._gradients = cast(PipelineMember, self), cast(Any, self)
+        work._moving, work._stage = self.swarm.plan("a"), cast(Any, SimpleNamespace(number=0, count=3, share=0.5))
+        work._emit = lambda event: self.did.append(event.text)  # type: ignore[union-attr]
+        monkeypatch.setattr(work, "_ends", lambda: False)
+        monkeypatch.setattr(work, "_turn", lambda: self.events.pop(0)())
+
+    def begin(self) -> Mover | None:
+        return self._work._go(Move(1, self.swarm.now))
+
+    def go(self) -> None:
+        self.did.append("goes")
+
+    def move(self, move: Move) -> None:
+        told = StageMove(stage=move.stage, announced=move.announced, begun=True)
+        self.swarm.change("a", state="moving", moving=told)
+
+    def refuse(self, refuses: bool) -> None:
+        self.did.append("takes no more" if refuses else "takes calls again")
+
+    def stop_driving(self) -> None:
+        self.did.append("begins no more")
+
+    def go_on_driving(self) -> None:
+        self.did.append("drives again")
+
+    def say(self, state: str) -> None:
+        self.swarm.change("a", state=state, moving=None)
+
+    def becomes(self, *, idle: bool, samples: int) -> None:
+        self.idle, self.tally.samples = idle, samples
+
+
+QUIET = "stage 2 of 3 lacks peers: moving there from stage 1"
+
+
+def test_who_moves_in_peace_goes_once_all_that_it_computed_has_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = Going(monkeypatch, 0, 0, 1, 2)
+    going.events += [
+        lambda: going.becomes(idle=True, samples=4),  # the step is not taken
+        lambda: going.becomes(idle=False, samples=0),  # what it drove may have to be sent again
+        lambda: going.becomes(idle=True, samples=0),
+    ]
+    assert going.begin() == Mover(stage=1, session="5e55", given=15.0)
+    assert not going.events
+    assert going.did == [QUIET, "begins no more", "takes no more", "goes"]
+
+
+def test_whoever_was_at_the_stage_that_one_moves_to_may_vanish_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = Going(monkeypatch, 0, 0, 1, 2)
+    going.events += [lambda: None, lambda: going.swarm.change("c", state="leaving")]
+    mover = going.begin()
+    assert mover is not None, "there nothing is waited for any more"
+    assert (mover.stage, going.tally.samples) == (1, 4)
+
+
+def test_who_is_the_last_one_of_its_stage_stays_though_it_has_begun_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = Going(monkeypatch, 0, 0, 1, 2)
+    going.events += [lambda: going.swarm.absent.add("b")]
+    assert going.begin() is None
+    assert going.did[-3:] == ["takes calls again", "drives again", "staying at stage 1 of 3"]
+    assert going.swarm.records["a"].state == "online"
 
 
 @pytest.fixture

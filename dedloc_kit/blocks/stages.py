@@ -19,6 +19,8 @@ REST = 600.0
 """Seconds between two moves of one peer, unless it moves to a bare stage."""
 SECOND_LOOK = 15.0
 """Seconds from announcing a stage to beginning with it: others' records come late, and who seems gone may be there."""
+BARE_LOOK = 5.0
+"""The same for a stage that is bare: whoever was there is not reached any more, or was silent for very long."""
 TURN, WINDOW = 10.0, 15.0
 """Of those who may move the best goes first, and each has its turn so many seconds after the one before, for so long.
 Then the next ones wait as long once more: whoever began at the last moment is seen by then."""
@@ -28,7 +30,7 @@ same."""
 LOADING = 900.0
 """Seconds after which nobody counts on a peer any more that still loads its stage."""
 LINE = 20e6 / 8
-"""Bytes a second of a line that nobody has measured: an estimate."""
+"""Bytes a second of a line of which nobody knows that it takes more: an estimate."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def intend(stages: Sequence[Stage], peers: Collection[StagePeer], name: str, now
     if name not in moves:
         return None
     mine = next(peer for peer in peers if peer.name == name)
-    turn = _turn(mine, moves)
+    turn = _turn(mine, moves, bare(stages, peers, now))
     if mine.intends is not None and turn is not None and now < turn + WINDOW:
         return mine.intends
     return Move(moves[name], now)
@@ -158,14 +160,15 @@ def may_begin(stages: Sequence[Stage], peers: Collection[StagePeer], name: str, 
     who moves elsewhere."""
     moves = useful_moves(stages, peers, now)
     mine = next(peer for peer in peers if peer.name == name)
-    turn = _turn(mine, moves)
+    nobody = bare(stages, peers, now)
+    turn = _turn(mine, moves, nobody)
     if turn is None or not turn <= now < turn + WINDOW:
         return False
-    in_need = moves[name] in bare(stages, peers, now)
+    in_need = moves[name] in nobody
     for other in peers:
         if other.name == name:
             continue
-        theirs = _turn(other, moves)
+        theirs = _turn(other, moves, nobody)
         if other.moving(now) and not in_need:
             return False
         if theirs is not None and (theirs, other.name) < (turn, name) and now < theirs + 2 * WINDOW:
@@ -280,8 +283,12 @@ def _powers(stages: Sequence[Stage], peers: Collection[StagePeer]) -> list[float
     return [peer.speed * stages[peer.stage].share if peer.speed else middling for peer in peers]
 
 
-def _turn(peer: StagePeer, moves: dict[str, int]) -> float | None:
-    """When it may begin the move that it has announced; None if that is none of these."""
+def _turn(peer: StagePeer, moves: dict[str, int], nobody: Collection[int]) -> float | None:
+    """When it may begin the move that it has announced; None if that is none of these.
+
+    :param nobody: stages that are bare
+    """
     if peer.intends is None or moves.get(peer.name) != peer.intends.stage:
         return None
-    return peer.intends.announced + SECOND_LOOK + TURN * list(moves).index(peer.name)
+    look = BARE_LOOK if peer.intends.stage in nobody else SECOND_LOOK
+    return peer.intends.announced + look + TURN * list(moves).index(peer.name)

@@ -6,7 +6,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.machine.survey import Gpu, Machine, chosen, free_memory, gigabytes, more_memory
 
-ONLY_DRIVE = "to give data and a line alone, join with `dedloc join --drive-only`"
+ONLY_DRIVE = "to give data and a line alone, join with `dedloc join --drive-only` or `join(..., drive_only=True)`"
 
 
 def stages_that_fit(

@@ -18,12 +18,13 @@ def join(
     devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
+    drive_only: bool = False,
     code: str | None = None,
     block: bool | None = None,
 ) -> Participation | None:
     """See `dedloc_kit.join`."""
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = {key: value for key, value in settings.items() if value is not None} | {"drive_only": drive_only}
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from dedloc_kit.display.human import count, duration, size
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, PipelineState, Pushed, PushFailed, StepDone, Warned
-from dedloc_kit.pipeline import held_by, named
+from dedloc_kit.pipeline import accused, held_by, named
 from dedloc_kit.records import Record, Time
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.steering.settled import Settled
@@ -27,6 +27,8 @@ USUAL_STEPS = 5.0
 """A run is not stuck before so many of its usual steps could have been done."""
 SILENCE_SECONDS = 60.0
 """A coordinator that says nothing for so long hangs, or its machine does."""
+MAX_NAMED = 3
+"""Stage peers in one alert."""
 HUB_SECONDS = 600.0
 """For so long pushes may fail before it is worth an alert: they are tried again all the time."""
 FREE_BYTES = 1e9
@@ -72,7 +74,7 @@ class Alerts:
         """When the last step was done, or whenever there was no reason to wait for one; none before anyone came."""
         self._volunteers = 0
         self._over = False
-        self._bare, self._single = Settled(), Settled()
+        self._bare, self._single, self._accused = Settled(), Settled(), Settled()
         self._push_failing: float | None = None
         self._push_failure = ""
 
@@ -165,6 +167,13 @@ class Alerts:
         if self._single.news(single, now):
             told = f"one peer alone holds {named(single, len(stages))}"
             self._raise("stages", f"{told}: find another" if single else "no stage has one peer only any more")
+        found = accused(stages)
+        if self._accused.news(tuple(sorted(peer.peer for _, peer in found)), now):
+            worst = [f"{peer.peer} at stage {number} ({peer.accusers} drivers)" for number, peer in found[:MAX_NAMED]]
+            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            kick = f"'dedloc kick PEER {self._folder}' sends one away"
+            says = f"drivers say that these stage peers answer wrongly: {', '.join(worst)}{more}; {kick}"
+            self._raise("stages", says if found else "no two drivers say any more that a stage peer answers wrongly")
 
     def _look_for_progress(self, now: float) -> None:
         here = count(self._volunteers, "volunteer")

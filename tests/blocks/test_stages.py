@@ -8,6 +8,7 @@ import pytest
 from benchmarks.lib.stage_balance import balance, settle
 from benchmarks.lib.stage_swarm import DELAY, EXPIRY, LOOK, StageSwarm
 from dedloc_kit.blocks.stages import (
+    BARE_LOOK,
     CANDIDATES,
     GAIN,
     HORIZON,
@@ -154,28 +155,28 @@ def test_a_move_is_announced_and_begun_after_a_second_look_only() -> None:
     assert intend(THREE, announced(None, None), "a0", 7.0) == Move(2, 7.0)
     assert intend(THREE, announced(7.0, None), "a0", 8.0) == Move(2, 7.0)
     assert not may_begin(THREE, announced(None, None), "a0", 7.0)
-    assert not may_begin(THREE, announced(7.0, None), "a0", 7.0 + SECOND_LOOK - 1)
-    assert may_begin(THREE, announced(7.0, None), "a0", 7.0 + SECOND_LOOK)
+    assert not may_begin(THREE, announced(7.0, None), "a0", 7.0 + BARE_LOOK - 1)
+    assert may_begin(THREE, announced(7.0, None), "a0", 7.0 + BARE_LOOK)
 
 
 def test_an_announcement_that_gains_nothing_any_more_is_taken_back() -> None:
     there = [*announced(0.0, None), replace(peers(0, 0, 1)[0], loading=1.0)]
     assert intend(THREE, there, "a0", 2.0) is None
-    assert not may_begin(THREE, there, "a0", SECOND_LOOK)
+    assert not may_begin(THREE, there, "a0", BARE_LOOK)
 
 
 def test_peers_have_their_turns_the_better_one_first() -> None:
     both = announced(0.0, 0.0)
-    assert may_begin(THREE, both, "a0", SECOND_LOOK)
-    assert not may_begin(THREE, both, "a1", SECOND_LOOK)
-    assert not may_begin(THREE, both, "a1", SECOND_LOOK + TURN)
+    assert may_begin(THREE, both, "a0", BARE_LOOK)
+    assert not may_begin(THREE, both, "a1", BARE_LOOK)
+    assert not may_begin(THREE, both, "a1", BARE_LOOK + TURN)
 
 
 def test_who_is_announced_and_never_begins_holds_nobody_back_for_long() -> None:
-    late = SECOND_LOOK + 2 * WINDOW
-    there = announced(0.0, late - SECOND_LOOK - TURN)
-    assert not may_begin(THREE, there, "a0", SECOND_LOOK + WINDOW)  # its turn is over
-    assert intend(THREE, there, "a0", SECOND_LOOK + WINDOW) == Move(2, SECOND_LOOK + WINDOW)
+    late = BARE_LOOK + 2 * WINDOW
+    there = announced(0.0, late - BARE_LOOK - TURN)
+    assert not may_begin(THREE, there, "a0", BARE_LOOK + WINDOW)  # its turn is over
+    assert intend(THREE, there, "a0", BARE_LOOK + WINDOW) == Move(2, BARE_LOOK + WINDOW)
     assert not may_begin(THREE, there, "a1", late - 1)
     assert may_begin(THREE, there, "a1", late)
 
@@ -183,9 +184,10 @@ def test_who_is_announced_and_never_begins_holds_nobody_back_for_long() -> None:
 def test_one_moves_at_a_time_but_nobody_waits_where_a_stage_is_bare() -> None:
     moving = StagePeer("moving", 1, 1.0, LINE, loading=0.0, moved=0.0)
     few = [replace(peer, intends=Move(2, 0.0)) if peer.name == "a0" else peer for peer in peers(6, 3, 1)]
+    assert not may_begin(THREE, few, "a0", SECOND_LOOK - 1)
     assert may_begin(THREE, few, "a0", SECOND_LOOK)
     assert not may_begin(THREE, [*few, moving], "a0", SECOND_LOOK)
-    assert may_begin(THREE, [*announced(0.0, None), moving], "a0", SECOND_LOOK)
+    assert may_begin(THREE, [*announced(0.0, None), moving], "a0", BARE_LOOK)
 
 
 def test_six_two_and_one_become_three_each_one_after_the_other() -> None:
@@ -208,7 +210,7 @@ def test_a_bare_stage_is_soon_taken_though_the_best_peer_only_announces_it(liars
     swarm.leave("2 0")
     began = swarm.now
     seconds = next(now - began for now in swarm.run(200) if swarm.bottleneck() > 0)
-    assert seconds <= EXPIRY + DELAY + SECOND_LOOK + 2 * LOOK + 1 + 2 * WINDOW * len(liars)
+    assert seconds <= EXPIRY + DELAY + BARE_LOOK + 2 * LOOK + 1 + 2 * WINDOW * len(liars)
     assert [name for _, name, _ in swarm.moved] == ["0 1" if liars else "0 0"]
 
 

@@ -36,6 +36,7 @@ class Offer:
     queue: int = 1
     served: int = 900
     moving: Moved | None = None
+    accuses: tuple[str, ...] = ()
     driven: int = 0
     begun: Begun | None = None
 
@@ -58,7 +59,7 @@ LIMITED = pipeline(
     offer(7, 3, 5.0, step=2**53),
     offer(8, 3, 0.5),
     offer(9, 3, 0.0),
-    offer(10, None, 0.0, driven=640, begun=Begun(24)),
+    offer(10, None, 0.0, driven=640, begun=Begun(24), accuses=("Qm4",)),
 )
 """Stage 2 passes 3.1 of the 7.8 microbatches a second that stage 0 passes."""
 GAP = pipeline(*(offer(number, number % 2, begun=Begun(8)) for number in range(4)), offer(4, 3))

@@ -286,6 +286,7 @@ def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(p
     expect(page.locator(".limits h3")).to_contain_text("Stage 2")
     expect(page.locator(".stage-peers .name").first).to_contain_text(HOSTILE_NAMES[0])
     expect(page.locator(".stage-peers .moving")).to_contain_text("moves to stage 2, 1.5/s")
+    expect(page.locator(".stage-peers .moving")).to_contain_text("1 driver says that it answers wrongly")
     heights = (
         page.get_by_role("list", name="Who holds stage 3")
         .locator("li")

@@ -48,6 +48,7 @@ def test_the_stages_their_peers_and_what_limits_the_run_are_told(dashboard: Dash
         "queue": 1,
         "served": 900,
         "moving_to": 2,
+        "accusers": 1,
     }
     assert told["drivers"] == [{"peer": "Qm10", "name": HOSTILE_NAMES[0], "driven": 640, "begun": 24}]
     assert get(dashboard, "/pipeline").status_code == 200
@@ -95,6 +96,7 @@ def test_prometheus_is_told_of_each_stage_and_of_no_peer(dashboard: Dashboard) -
     assert values("stage_waiting_calls")["2"] == 12
     assert values("stage_microbatches_per_second")["1"] == 5.5
     assert values("stage_global_step")["3"] == 7
+    assert values("stage_accused_peers") == {"0": 0, "1": 0, "2": 0, "3": 0}, "one driver alone may say anything"
     assert [found[name][0].value for name in ("bottleneck_microbatches_per_second", "drivers")] == [3.1, 1]
     assert "Qm4" not in text
 

@@ -12,7 +12,7 @@ from dedloc_kit.records import GlobalStep
 from dedloc_kit.steering import alerts
 from dedloc_kit.steering.alerts import Alert, Alerts, raised_alerts
 from dedloc_kit.steering.settled import SETTLED_SECONDS
-from tests.dashboard.staged_run import GAP, WHOLE, pipeline
+from tests.dashboard.staged_run import COUNT, GAP, WHOLE, Begun, offer, pipeline
 
 STALL = 600.0
 
@@ -259,6 +259,25 @@ def test_a_stage_that_nobody_or_one_peer_alone_holds_is_told_once_and_when_it_is
         "each stage has a peer again",
         "no stage has one peer only any more",
     ]
+
+
+def accusing(drivers: int, *accused: str) -> PipelineState:
+    """Two peers at each stage, `Qm0` to `Qm7`, of which so many say that these answer wrongly."""
+    offers = [offer(k, k % COUNT, begun=Begun(4), accuses=accused if k < drivers else ()) for k in range(2 * COUNT)]
+    return pipeline(*offers)
+
+
+def test_who_answers_wrongly_as_one_driver_says_is_no_alert_and_as_two_say_is_one(watched: Watched) -> None:
+    watched.alerts.hear(HERE)
+    everyone = [f"Qm{number}" for number in range(2 * COUNT)]
+    assert wait_with(watched, accusing(1, *everyone), 300) == []
+    (told,) = wait_with(watched, accusing(2, "Qm5"), 300)
+    assert told.startswith(
+        "drivers say that these stage peers answer wrongly: Qm5 at stage 1 (2 drivers); 'dedloc kick"
+    )
+    (told,) = wait_with(watched, accusing(2, *everyone), 300)
+    assert "Qm2 at stage 2 (2 drivers) and 5 more;" in told
+    assert wait_with(watched, WHOLE, 300) == ["no two drivers say any more that a stage peer answers wrongly"]
 
 
 def test_before_the_first_volunteer_and_after_the_last_step_empty_stages_are_no_alert(watched: Watched) -> None:

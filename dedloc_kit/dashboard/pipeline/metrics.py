@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline
+from dedloc_kit.pipeline import AGREEING
 
 
 def pipeline_metrics(pipeline: Pipeline) -> Iterator[Metric]:
@@ -21,6 +22,11 @@ def pipeline_metrics(pipeline: Pipeline) -> Iterator[Metric]:
         for stage in pipeline.stages:
             family.add_metric([str(stage.number)], getattr(stage, key))
         yield family
+    about = f"Of whom {AGREEING} drivers or more say that they answer wrongly."
+    family = GaugeMetricFamily("dedloc_stage_accused_peers", about, labels=["stage"])
+    for stage in pipeline.stages:
+        family.add_metric([str(stage.number)], sum(peer.accusers >= AGREEING for peer in stage.peers))
+    yield family
     passed = "That the slowest stage passes."
     yield GaugeMetricFamily("dedloc_bottleneck_microbatches_per_second", passed, pipeline.throughput)
     yield GaugeMetricFamily("dedloc_drivers", "Who send microbatches through all stages.", len(pipeline.drivers))

@@ -20,6 +20,8 @@ class StagePeer(Answer):
     """Samples through its stage since it came."""
     moving_to: int | None
     """The stage that it goes over to, or means to."""
+    accusers: int
+    """Drivers that say that it answers wrongly, each by what it has compared; one alone may say anything."""
 
 
 class Stage(Answer):

@@ -37,6 +37,10 @@ class CallFailed(Exception):
     """A stage peer did not answer, or not rightly."""
 
 
+class PeerGone(CallFailed):
+    """A stage peer is not reached, or its line has broken: it is not only silent."""
+
+
 class CallRefused(Exception):
     """A stage peer refuses a call.
 
@@ -77,7 +81,8 @@ class StageClient:
         self._said = 0  # how often it has said what it holds
 
     async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
-        """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed.
+        """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed,
+        of which PeerGone is one.
 
         A line that breaks is opened again at once: the peer may be there with all that it was sent.
 
@@ -188,5 +193,7 @@ async def _tell(stream: Stream, begun: Callable[[], Begun]) -> None:
 def _failing() -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, ValueError) as error:
+    except (ConnectionError, EOFError) as error:
+        raise PeerGone(str(error) or repr(error)) from None
+    except (OSError, ValueError) as error:
         raise CallFailed(str(error) or repr(error)) from None

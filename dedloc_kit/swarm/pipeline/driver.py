@@ -112,6 +112,16 @@ class Driver:
         return self._peers.missing
 
     @property
+    def absent(self) -> frozenset[str]:
+        """The peers of a stage that has nobody, if this driver knows so by its own look (`StagePeers.absent`)."""
+        return self._peers.absent
+
+    @property
+    def accuses(self) -> tuple[str, ...]:
+        """Stage peers that answer wrongly, as this driver has found in the last half hour, the latest ones."""
+        return self._peers.accuses
+
+    @property
     def in_flight(self) -> int:
         """Microbatches on their way."""
         return self._in_flight

@@ -48,6 +48,7 @@ class PipelineMember:
     :param held: what this peer computes; none if it only drives
     :param pinned: whether its owner has chosen the stage
     :ivar came: when it began to take this stage, by the clock of the directory
+    :ivar upload: bytes per second that this peer has sent in recent rounds; none if it is not known
     :ivar gone: peers of which a driver has seen that they are
     :ivar losses: of the microbatches that this peer has driven
     """
@@ -68,6 +69,7 @@ class PipelineMember:
         self._run, self._node, self._signer, self._profile = run, node, signer, profile
         self._held, self._cuts, self._pinned = held, cuts, pinned
         self.came = float(get_dht_time())
+        self.upload: float | None = None
         self._move: StageMove | None = None
         self._gone = False
         self._form, self._tokens = FORMS[run.pipeline.activations], run.pipeline.microbatch_tokens
@@ -100,6 +102,11 @@ class PipelineMember:
     def problem(self) -> str:
         """Why nothing can be driven; empty if it can."""
         return "" if self._driver is None else self._driver.missing
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The peers of a stage that has nobody, if the driver knows so by its own look."""
+        return frozenset() if self._driver is None else self._driver.absent
 
     @property
     def driven(self) -> int:
@@ -236,9 +243,11 @@ class PipelineMember:
             step=max(0, step or 0),
             microbatches_per_second=0.0 if held is None else held.microbatches_per_second,
             queue=self.turns.waiting,
+            upload=self.upload,
             begun=self.begun,
             driven=self.driven,
             served=0 if held is None else held.served,
+            accuses=() if self._driver is None else self._driver.accuses,
             moving=self._move,
             moved=self.came,
             pinned=self._pinned,

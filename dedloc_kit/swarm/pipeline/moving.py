@@ -1,6 +1,6 @@
 """When a stage peer goes over to another stage, by what all say that they hold; see `blocks.stages` for the plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Protocol
@@ -29,7 +29,10 @@ class Mover(BaseModel):
 
 
 class Others(Protocol):
-    """What others say of themselves; see `swarm.remote.offers.Offers`."""
+    """What all say of themselves; see `swarm.remote.offers.Offers`."""
+
+    @property
+    def told(self) -> StageOffer | None: ...
 
     def others(self) -> Mapping[str, StageOffer]: ...
 
@@ -42,6 +45,7 @@ class Moving:
     :param stages: all of them, as planning sees them
     :param mine: what this peer says of itself
     :param fits: numbers of those that this machine holds
+    :param absent: who is gone, as this peer has seen itself, though its record is there
     :ivar intends: what it has announced
     """
 
@@ -52,8 +56,10 @@ class Moving:
         offers: Others,
         mine: Callable[[], StageOffer],
         fits: frozenset[int] | None = None,
+        absent: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._stages, self._me, self._offers, self._mine, self._fits = stages, me, offers, mine, fits
+        self._absent = absent
         self.intends: Move | None = None
 
     def look(self) -> Move | None:
@@ -73,12 +79,17 @@ class Moving:
     def needed_here(self) -> bool:
         """Is this peer the last one of its stage?"""
         stage = self._mine().stage
-        return not any(offer.stage == stage and offer.state == "online" for offer in self._offers.others().values())
+        return not any(offer.stage == stage and offer.state == "online" for offer in self._others().values())
+
+    def _others(self) -> dict[str, StageOffer]:
+        absent = self._absent()
+        return {peer: offer for peer, offer in self._offers.others().items() if peer not in absent}
 
     def _peers(self, now: float) -> list[StagePeer]:
-        offers, clock = self._offers.others(), monotonic()
+        offers, clock = self._others(), monotonic()
         others = stage_peers(offers, len(self._stages))
-        (me,) = stage_peers({self._me: self._mine()}, len(self._stages))
+        # As the others know it: whose turn it is must come out alike for all.
+        (me,) = stage_peers({self._me: self._offers.told or self._mine()}, len(self._stages))
         found = [replace(me, intends=self.intends, fits=self._fits)]
         for peer in others:
             said = offers[peer.name].moving

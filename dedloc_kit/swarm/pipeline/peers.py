@@ -6,12 +6,14 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.blocks import hops
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records import MAX_ACCUSED, Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections
-from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
+from dedloc_kit.swarm.pipeline.client import CallFailed, PeerGone, StageClient
 from dedloc_kit.swarm.pipeline.holding import astray
 from dedloc_kit.swarm.pipeline.protocol import CALLS_AT_A_TIME, Cut
 from dedloc_kit.swarm.remote.lines import Opener
@@ -63,6 +65,17 @@ class Driving(Protocol):
         """It is gone, with what it was sent."""
 
 
+class _Lost(NamedTuple):
+    """A stage peer that has been heard and is not any more.
+
+    :ivar since: by the clock of the directory
+    :ivar reset: is it not reached, or is it only silent?
+    """
+
+    since: float
+    reset: bool
+
+
 class StagePeers:
     """Of all stages.
 
@@ -86,6 +99,7 @@ class StagePeers:
         self._avoided: dict[str, float] = {}
         self._barred: dict[str, float] = {}
         self._astray = set[str]()
+        self._lost: dict[str, _Lost] = {}
 
     @property
     def step(self) -> int | None:
@@ -105,6 +119,26 @@ class StagePeers:
         return f"stage {nobody[0].number + 1} of {nobody[0].count} has nobody" if nobody else ""
 
     @property
+    def absent(self) -> frozenset[str]:
+        """Who counts as gone before its record lapses: the peers of a stage that has nobody, if this driver has heard
+        them, does not reach them any more, and they have said nothing in the directory since.
+
+        Nobody, unless it hears another peer than itself in each other stage: it may be cut off itself.
+        """
+        nobody = [stage for stage in self._stages if {c.peer for c in self._there(stage)} <= {self._me}]
+        if len(nobody) != 1:
+            return frozenset()
+        offers = self._offers()
+        return frozenset(
+            peer
+            for peer, lost in list(self._lost.items())
+            if lost.reset
+            and peer in offers
+            and offers[peer].stage == nobody[0].number
+            and offers[peer].time <= lost.since
+        )
+
+    @property
     def ready(self) -> bool:
         """Has each stage somebody who holds the step? One whose peers are all further waits for the other stages."""
         step = self.step
@@ -116,6 +150,13 @@ class StagePeers:
 
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
+
+    @property
+    def accuses(self) -> tuple[str, ...]:
+        """Who gets no more work since its answers are wrong, the latest ones."""
+        now = time.monotonic()
+        found = sorted((-until, peer) for peer, until in list(self._barred.items()) if until > now)
+        return tuple(peer for _, peer in found[:MAX_ACCUSED])
 
     def bar(self, client: StageClient, kind: str) -> None:
         """Its answer to a call of this kind is wrong: it gets no more work, as if it were not there."""
@@ -168,7 +209,9 @@ class StagePeers:
             now = time.monotonic()
             self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
             self._barred = {peer: until for peer, until in self._barred.items() if until > now}
-            for peer, offer in self._offers().items():
+            offers = self._offers()
+            self._lost = {peer: lost for peer, lost in self._lost.items() if peer in offers}
+            for peer, offer in offers.items():
                 known = peer in self._clients or peer in self._avoided
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
                     continue
@@ -186,7 +229,8 @@ class StagePeers:
 
     def _heard(self, stage: Cut) -> list[StageClient]:
         """Who has said what it holds, and has answered nothing wrong."""
-        clients = [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+        known = list(self._clients.values())  # at once: other threads ask
+        clients = [client for client in known if client.stage is stage and client.step >= 0]
         return [client for client in clients if client.peer not in self._barred]
 
     def _compare(self, stage: Cut) -> None:
@@ -204,6 +248,7 @@ class StagePeers:
 
     async def _follow(self, client: StageClient, driving: Driving) -> None:
         def heard() -> None:
+            self._lost.pop(client.peer, None)
             self._compare(client.stage)
             driving.heard(client)
 
@@ -211,6 +256,9 @@ class StagePeers:
             await client.follow(lambda: driving.begun, heard)
         except CallFailed as failed:
             _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
+            if client.step >= 0 or client.peer in self._lost:
+                before = self._lost.get(client.peer, _Lost(float(get_dht_time()), reset=False))
+                self._lost[client.peer] = before._replace(reset=isinstance(failed, PeerGone))
         del self._clients[client.peer]
         self._astray.discard(client.peer)
         self._compare(client.stage)

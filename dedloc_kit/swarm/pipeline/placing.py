@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks.stages import SECOND_LOOK, Stage, StagePeer, place
+from dedloc_kit.blocks.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
 from dedloc_kit.records import StageOffer
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.directory import Directory
@@ -85,6 +85,7 @@ def stage_peers(offers: Mapping[str, StageOffer | None], stages: int) -> list[St
                 StagePeer(
                     peer,
                     *(stage, speed),
+                    line=max(LINE, offer.upload or 0.0),  # a line seldom takes less than it sends
                     loading=(offer.moved or offer.time) if loading else None,
                     moved=offer.moved or None,
                     pinned=offer.pinned,

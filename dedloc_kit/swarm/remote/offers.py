@@ -62,6 +62,11 @@ class Offers(threading.Thread, Generic[Offer]):
         notice = self._node.gate.notice
         return {peer: offer for peer, offer in self._seen.items() if not notice.refuses(peer)}
 
+    @property
+    def told(self) -> Offer | None:
+        """What this peer has said of itself last, as the others know it; none before it has said anything."""
+        return self._told
+
     def ignore(self, reason: str) -> None:
         """Count a record that is ignored."""
         self.rejections.add(reason)
@@ -129,7 +134,7 @@ class Offers(threading.Thread, Generic[Offer]):
 
 _SLOWLY = {
     *("time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"),
-    *("microbatches_per_second", "queue", "driven"),
+    *("microbatches_per_second", "queue", "driven", "upload"),
 }
 """What nobody acts on at once."""
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline import checking
 from dedloc_kit.swarm.pipeline.computing import Computed, Given
 from dedloc_kit.swarm.pipeline.driver import Driver
-from tests.swarm.pipeline.local_pipeline import ROWS, Peer, Pipeline, close, microbatches, plain_sum
+from tests.swarm.pipeline.local_pipeline import ROWS, Peer, Pipeline, close, microbatches, offer, plain_sum
 
 BATCHES = microbatches(24)
 Lie = Callable[[Given, Tensor], Tensor]
@@ -106,6 +107,7 @@ def test_who_is_alone_with_its_answers_gets_no_more_work(pipeline: Pipeline, wha
     next_step(pipeline, driver)
     assert set(driver.wrong.all()) == {what}
     assert called == len(liar.calls) > 0
+    assert driver.accuses == ("1c",), "the organizer is told"
 
 
 @pytest.mark.parametrize("what", ["forward", "backward"])
@@ -124,8 +126,25 @@ def test_where_two_differ_and_nobody_decides_both_go_on(pipeline: Pipeline) -> N
     driver = drive(pipeline)
     pipeline.until(lambda: bool(driver.wrong.all()))
     assert set(driver.wrong.all()) == {"undecided"}
+    assert driver.accuses == ()
     assert not driver._peers._barred
     assert not driver.missing
+
+
+def test_a_driver_accuses_few_and_no_other_driver_believes_it(pipeline: Pipeline) -> None:
+    everyone = [f"{stage}{letter}" for stage in range(3) for letter in "ab"]
+    with pytest.raises(ValueError, match="accuses"):
+        StageOffer.parse(offer(None).model_dump() | {"accuses": [*everyone, "c", "d", "e"]})
+    honest = pipeline.offers
+
+    def offers() -> dict[str, StageOffer]:
+        return {**honest(), "slanderer": offer(None, nothing, accuses=tuple(everyone))}
+
+    nothing = Begun(step=0, samples=0, final=True)
+    pipeline.offers = offers  # type: ignore[method-assign]
+    driver = drive(pipeline)
+    assert all(pipeline.peers[name].calls for name in everyone)
+    assert driver.accuses == ()
 
 
 def test_a_stage_with_nobody_but_a_liar_has_nobody(pipeline: Pipeline) -> None:

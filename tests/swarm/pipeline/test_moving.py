@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.stages import LOADING, REST, SECOND_LOOK, Stage
+from dedloc_kit.blocks.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
 from dedloc_kit.records import StageMove, StageOffer
 from dedloc_kit.swarm.pipeline import moving
 from dedloc_kit.swarm.pipeline.moving import Moving
@@ -23,12 +23,18 @@ class Swarm:
         self.now = START
         self.records = {"abcdefgh"[k]: holds(stage) for k, stage in enumerate(held)}
         self.first_seen: dict[tuple[str, object], float] = {}
+        self.absent = set[str]()  # as all see who are not
+        self.speeds: dict[str, float] = {}  # newer than what is told
         self._moving = {name: self._plan_of(name) for name in self.records}
         for clock in ("get_dht_time", "monotonic"):
             monkeypatch.setattr(moving, clock, lambda: self.now)
 
     def _plan_of(self, name: str) -> Moving:
-        return Moving(THREE, name, Seen(self, name), lambda: self.records[name])
+        return Moving(THREE, name, Seen(self, name), lambda: self.mine(name), absent=lambda: self.absent)
+
+    def mine(self, name: str) -> StageOffer:
+        speed = self.speeds.get(name, self.records[name].microbatches_per_second)
+        return self.records[name].model_copy(update={"microbatches_per_second": speed})
 
     def change(self, name: str, **fields: Any) -> None:
         self.records[name] = self.records[name].model_copy(update=fields)
@@ -47,7 +53,8 @@ class Swarm:
         gone: dict[str, int] = {}
         end = self.now + seconds
         while self.now < end:
-            for name in [name for name, record in self.records.items() if record.state == "online"]:
+            there = [name for name in self.records if name not in self.absent]
+            for name in [name for name in there if self.records[name].state == "online"]:
                 if (stage := self.look(name)) is not None:
                     gone[name] = stage
                     move = StageMove(stage=stage, announced=self.now, begun=True)
@@ -65,6 +72,10 @@ class Seen:
     def __init__(self, swarm: Swarm, name: str) -> None:
         self._swarm, self._name = swarm, name
 
+    @property
+    def told(self) -> StageOffer:
+        return self._swarm.records[self._name]
+
     def others(self) -> Mapping[str, StageOffer]:
         return {name: record for name, record in self._swarm.records.items() if name != self._name}
 
@@ -79,8 +90,46 @@ def holds(stage: int | None, **fields: Any) -> StageOffer:
 def test_the_fastest_peer_goes_to_a_stage_that_nobody_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = Swarm(monkeypatch, 0, 0, 0, 2)
     swarm.change("b", microbatches_per_second=4.0)
-    assert swarm.run(SECOND_LOOK) == {}, "whoever seems gone may be there"
-    assert swarm.run(60.0) == {"b": 1}
+    assert swarm.run(BARE_LOOK) == {}, "whoever seems gone may be there"
+    assert swarm.run(BARE_LOOK) == {"b": 1}
+
+
+def test_a_stage_whose_peers_are_gone_is_taken_before_their_records_lapse(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = Swarm(monkeypatch, 0, 0, 1, 1, 2)
+    swarm.absent = {"c"}
+    assert swarm.run(60.0) == {}, "one is there"
+    assert swarm.plan("d").needed_here()
+    swarm.absent = {"c", "d"}
+    assert swarm.look("a") is None
+    swarm.absent = set()
+    swarm.now += BARE_LOOK
+    assert swarm.look("a") is None, "they were there after all"
+    swarm.absent = {"c", "d"}
+    assert set(swarm.run(2 * BARE_LOOK + 5).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("state", "upload", "moves"),
+    [(HORIZON * LINE, None, {}), (HORIZON * LINE, 1e9, {"a": 1}), (1e6, 1e3, {"a": 1})],
+    ids=["unknown", "fast", "slow up"],
+)
+def test_a_large_stage_is_downloaded_by_whose_line_is_known_to_be_fast(
+    monkeypatch: pytest.MonkeyPatch, state: float, upload: float | None, moves: dict[str, int]
+) -> None:
+    monkeypatch.setattr("tests.swarm.pipeline.test_moving.THREE", [Stage(1 / 3, state)] * 3)
+    swarm = Swarm(monkeypatch, 0, 0, 0, 1, 2, 2)
+    swarm.change("a", upload=upload)
+    assert swarm.run(60.0) == moves
+
+
+def test_of_two_that_are_best_by_their_newest_speeds_one_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only one of them knows would have both go at once."""
+    swarm = Swarm(monkeypatch, 0, 0, 0, 2)
+    swarm.speeds = {"a": 1.1, "b": 1.2, "c": 1.3}
+    for name in "abc":
+        swarm.look(name)
+    swarm.now += BARE_LOOK
+    assert [name for name in "abc" if swarm.look(name) is not None] == ["a"]
 
 
 def test_one_moves_at_a_time_to_the_stage_that_lacks_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ function stagesPanel() {
   );
   const everyone = tableBeside(
     "Their peers as a table",
-    ["Peer", "Stage", "What it does", "Microbatches/s", "Calls waiting", "Samples through it"],
+    ["Peer", "Stage", "What it does", "Microbatches/s", "Calls waiting", "Samples through it", "Said to answer wrongly by"],
     () =>
       known.flatMap(({ number, peers }) =>
         peers.map((peer) => [
@@ -103,6 +103,7 @@ function stagesPanel() {
           passes(peer),
           count(peer.queue),
           large(peer.served),
+          peer.accusers ? plural(peer.accusers, "driver") : "nobody",
         ]),
       ),
   );
@@ -165,7 +166,7 @@ function stagesPanel() {
         const part = holds(item) && fastest ? item.microbatches_per_second / fastest : 0;
         box.style.setProperty("min-height", `max(2.9rem, ${(part * TALLEST).toFixed(2)}rem)`);
         setName(box.firstChild, nameOf(item, names));
-        setText(box.lastChild, aboutPeer(item));
+        setText(box.lastChild, `${aboutPeer(item)}${accusation(item)}`);
         setAttribute(box, "title", `${plural(item.queue, "call")} waiting, ${large(item.served)} samples through it`);
       },
     );
@@ -187,6 +188,11 @@ function aboutPeer(peer) {
   if (peer.state !== "online") return peer.state === "moving" ? `${doing(peer)}, ${passes(peer)}` : doing(peer);
   const means = peer.moving_to === null ? "" : `, means to move to stage ${count(peer.moving_to)}`;
   return `${passes(peer)}${peer.queue ? `, ${count(peer.queue)} waiting` : ""}${means}`;
+}
+
+function accusation({ accusers }) {
+  if (!accusers) return "";
+  return `, ${plural(accusers, "driver")} ${accusers === 1 ? "says" : "say"} that it answers wrongly`;
 }
 
 /** Who sends microbatches through all stages. */
