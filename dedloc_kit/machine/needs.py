@@ -32,6 +32,11 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
     return fixed + (each - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
 
 
+def lender_memory_needed(parameters: int, state: str = "float32") -> int:
+    """Bytes that the processes of who only lends its line take at most."""
+    return memory_needed(parameters, 1, state) - REPLICA_BYTES_PER_PARAMETER * parameters
+
+
 def gpu_memory_needed(parameters: int) -> int:
     """Bytes of a GPU that trains, beside the samples."""
     return GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters

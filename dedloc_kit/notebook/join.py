@@ -20,9 +20,10 @@ def join(
     task_module: str | None = None,
     code: str | None = None,
     block: bool | None = None,
+    lends: bool = False,
 ) -> Participation | None:
-    """See `dedloc_kit.join`."""
-    settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
+    """See `dedloc_kit.join` and `dedloc_kit.lend`."""
+    settings = {"name": name, "team": team, "devices": devices, "task_module": task_module, "lends": lends}
     given = {key: value for key, value in settings.items() if value is not None}
 
     def start(code: str) -> Session:
