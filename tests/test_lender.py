@@ -1,5 +1,6 @@
 """Whoever lends a line averages for others and trains nothing."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ import pytest
 from dedloc_kit import lender
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import LocalProgress, Peers, StepDone
+from dedloc_kit.machine.account import CODE
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.volunteer import volunteer
 from tests.invitations import invited
 from tests.swarm.harness import Swarm
-from tests.tiny import tiny_run
 from tests.test_stage_volunteer import staged_run
+from tests.tiny import tiny_run
 
 
 def test_a_lender_takes_all_steps_and_reduces_and_everyone_finds_what_it_carried(tmp_path: Path) -> None:
@@ -44,14 +46,20 @@ def test_a_lender_takes_all_steps_and_reduces_and_everyone_finds_what_it_carried
 def test_a_line_that_nobody_reaches_is_not_lent_and_its_owner_is_told_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    given = dict[str, object]()
+
     @contextmanager
-    def connected(*_: object, **__: object) -> Iterator[SimpleNamespace]:
+    def connected(*_: object, **settings: object) -> Iterator[SimpleNamespace]:
+        given.update(settings)
         yield SimpleNamespace(profile=SimpleNamespace(client_mode=True))
 
     monkeypatch.setattr(lender, "connected", connected)
+    monkeypatch.setenv(CODE, "a code")
     peer = PeerConfig(folder=tmp_path, lends=True)
     with pytest.raises(UserError, match="a line helps only those who reach it; open a port for it"):
         volunteer(invited(tiny_run()), peer, lambda _: None, threading.Event())
+    assert (given["secret"], given["follower"]) == ("a code", True), "it is let in as a volunteer is"
+    assert CODE not in os.environ
 
 
 def test_a_run_in_stages_has_no_use_for_a_line_alone(tmp_path: Path) -> None:

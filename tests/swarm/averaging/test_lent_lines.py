@@ -1,11 +1,15 @@
 """Those who only average: how fast their lines are found to be, and what it is found that they carried."""
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from benchmarks.lib.lines import Lines, SimulatedTime
+from dedloc_kit.swarm.averaging.agreement.roll import Roll
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.carried import WHOLE, carried
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.window import Meter
@@ -51,6 +55,44 @@ def test_work_goes_to_a_lent_line_as_it_is_measured_and_a_round_takes_less_time(
     assert gifts[1]["peer1"].bytes == pytest.approx(
         2 * gifts[0]["peer1"].bytes * again.plan.shares[LENDER] / SIZE, rel=0.05
     )
+
+
+class Silent(AllReduce):
+    """Takes what it is given, and gives no averages."""
+
+    def foresee(self, roll: Roll) -> None:
+        pass
+
+    def reduce(self, roll: Roll) -> None:
+        pass
+
+
+class Outdated(Silent):
+    """Gives averages of another roll than the one of this round."""
+
+    def reduce(self, roll: Roll) -> None:
+        old = SimpleNamespace(name=b"\x07" * 32, reducers=roll.reducers, introductions=roll.introductions)
+        self._reducing.begin(cast(Roll, old))
+
+
+@pytest.mark.parametrize("kind", [Silent, Outdated])
+def test_a_round_ends_without_a_lender_that_gives_nothing_or_what_is_old_and_it_is_named(kind: type[AllReduce]) -> None:
+    torch.manual_seed(0)
+    samples = (0, 0, 5, 4, 3)
+    party = Slow([torch.randn(SIZE // 4) for _ in samples], samples, clients=2, organizer=COORDINATOR)
+    party.patience, party.kinds = Patience(2.0, 4.0), {LENDER: kind}
+    simulated = SimulatedTime()
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1_000_000.0] * len(samples))
+        outcomes = runner.run(party.meet())
+    living = [number for number in range(len(samples)) if number != LENDER]
+    assert [outcomes[number] for number in living] == [None] * len(living)
+    mean = torch.tensor([5.0, 4.0, 3.0]) @ torch.stack(list(party.gradients[2:])) / 12.0
+    for number in living:
+        assert float((party.averages[number] - mean).norm() / mean.norm()) < 1e-5
+        assert "peer1" not in party.members[number].carried
+    seen = [party.members[number].culprits | party.members[number].doubted for number in living]
+    assert any("peer1" in each for each in seen)
 
 
 def test_one_who_says_that_all_came_at_once_makes_no_line_faster() -> None:
