@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
@@ -160,8 +160,9 @@ def start_peers(
         invitation = Invitation.of(setting.run, addresses)
         for k in range(setting.helpers):
             where, host = network.run_in(1 + peers + k), network.address(1 + peers + k)
-            lending = {"prefix": where, "host": host, "lends": True, "client_mode": False}
-            helper = stack.enter_context(start_volunteer(invitation, folder, f"helper{k}", **lending))
+            lending: dict[str, Any] = {"lends": True, "client_mode": False}
+            helper = start_volunteer(invitation, folder, f"helper{k}", prefix=where, host=host, **lending)
+            stack.enter_context(helper)
             helper.wait_for("joined", deadline=START_SECONDS)
         return [
             stack.enter_context(

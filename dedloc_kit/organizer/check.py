@@ -14,7 +14,7 @@ from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files, public_name
-from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
@@ -105,6 +105,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
+        f"a helper      {size(lender_memory_needed(parameters, state))} of memory at most, and no GPU (dedloc lend)",
     ]
     cost = rehearsed.cost
     if cost is not None:
