@@ -46,7 +46,9 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="dedloc-collaboration-"))
     try:
         results: dict[str, Any] = {}
-        if options.peers:
+        if options.helpers is not None:
+            results["rows"] = with_helpers(options, folder)
+        elif options.peers:
             setting = _simulated(options)
             print(f"\nSimulated device: {options.peers} volunteers, {options.parameters:.0f} parameters,", end=" ")
             print(f"{options.network_text}, {options.step_seconds:g} s of work in a global step")
@@ -63,10 +65,35 @@ def main() -> int:
         if not any(folder.iterdir()):  # no peer has left a log to read
             folder.rmdir()
         return 2
-    if any("failed" in result for result in [*results.values(), *results.get("real", {}).values()]):
+    rows = results.get("rows", [])
+    systems = [result for key, result in results.items() if key != "rows"]
+    if any("failed" in result for result in [*systems, *results.get("real", {}).values(), *rows]):
         return 1  # the folder stays, for its logs
     shutil.rmtree(folder)
     return 0
+
+
+def with_helpers(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Ours with so many helpers after so many, over what the same volunteers compute alone."""
+    setting = replace(_simulated(options), reachable=options.reachable)
+    print(f"\n{options.clients} clients and {options.reachable} volunteers who can be reached,", end=" ")
+    print(f"{options.network_text}, {options.step_seconds:g} s of work in a global step")
+    rate = measure("alone", replace(setting, warm_up=1), folder / "alone").samples_per_second
+    rows: list[dict[str, Any]] = []
+    for helpers in options.helpers:
+        try:
+            found = measure("ours", replace(setting, helpers=helpers), folder / f"helpers{helpers}")
+        except UserError as error:
+            print(f"{helpers} helpers: did not finish: {error}", flush=True)
+            rows.append({"helpers": helpers, "failed": str(error)})
+            continue
+        # What is computed beyond the batch while a round holds everybody up is of no use.
+        useful = found.samples_per_second * (1.0 if found.counted is None else min(1.0, found.counted))
+        busiest = found.busiest_line_bytes
+        rows.append({"helpers": helpers, "efficiency": useful / rate, **asdict(found)})
+        told = "n/a" if busiest is None else f"{busiest / 1e6:.1f} MB"
+        print(f"{helpers} helpers: efficiency {useful / rate:.3f}, busiest line {told} a step", flush=True)
+    return rows
 
 
 def compare(systems: list[str], setting: Setting, folder: Path, real: bool = False) -> dict[str, Any]:
@@ -215,10 +242,17 @@ def _parse() -> argparse.Namespace:
     add("--real-step-seconds", type=float, default=20.0, help="work in a global step of the second table")
     add("--real-steps", type=int, default=2, help="global steps to measure for the second table")
     add("--cores", type=int, default=2, help="cores to pin the volunteers of the second table to, one each")
+    add("--clients", type=int, default=0, help="with --helpers: volunteers whom nobody reaches, in place of --peers")
+    add("--reachable", type=int, default=0, help="with --helpers: volunteers whom others reach, besides")
+    add("--helpers", type=int, nargs="+", help="ours alone, with so many who lend a line (dedloc lend)")
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to compare with alone")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     read_network(parser, options)
+    if options.helpers is not None:
+        options.peers, options.real_peers = options.clients + options.reachable, 0
+        if options.peers < 1:
+            parser.error("--helpers needs --clients or --reachable")
     if min(options.steps, options.real_steps) < 1:
         parser.error("--steps and --real-steps must be 1 or more")
     return options

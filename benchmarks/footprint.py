@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import linear_regression
@@ -23,6 +24,7 @@ from dedloc_kit.records import Invitation
 
 _MICROBATCH, _MICROBATCH_SECONDS, _BATCH, _STEPS = 8, 0.2, 64, 4
 _LOOK_SECONDS = 0.1
+LENDER = "lender"
 
 
 class Watch(threading.Thread):
@@ -47,7 +49,7 @@ class Watch(threading.Thread):
         self.join()
 
 
-def measure(parameters: int, mode: str, folder: Path) -> dict[str, int]:
+def measure(parameters: int, mode: str, folder: Path, names: Sequence[str]) -> dict[str, int]:
     """The most bytes that each volunteer has taken, without what only the simulated task needs."""
     averaging = {"mode": mode, "local_batch": _MICROBATCH}
     run = simulated_run("footprint", parameters, _MICROBATCH_SECONDS, _BATCH, averaging=averaging)
@@ -56,13 +58,14 @@ def measure(parameters: int, mode: str, folder: Path) -> dict[str, int]:
         coordinator = stack.enter_context(start_coordinator(run, folder))
         invitation = Invitation.of(run, tuple(coordinator.wait_for("joined")["addresses"]))
         watch.start()
-        for name in ("first", "second"):
-            peer = start_volunteer(invitation, folder, name, microbatch=_MICROBATCH)
+        for name in names:
+            lends = {"lends": True, "client_mode": False} if name == LENDER else {"microbatch": _MICROBATCH}
+            peer = start_volunteer(invitation, folder, name, **lends)
             watch.add(stack.enter_context(peer))
             peer.wait_for("step", number=_STEPS, deadline=300.0)
         watch.end()
-    simulated = 4 * (parameters + SPREAD)
-    return {name: most - simulated for name, most in watch.most.items()}
+    simulated = 4 * (parameters + SPREAD)  # a lender computes nothing
+    return {name: most - (0 if name == LENDER else simulated) for name, most in watch.most.items()}
 
 
 def main() -> int:
@@ -70,13 +73,15 @@ def main() -> int:
     parser.add_argument("--parameters", type=float, nargs="+", default=[4e6, 18e6, 40e6])
     parser.add_argument("--mode", choices=["global-batch", "local-steps"], default="global-batch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    parser.add_argument("--lender", action="store_true", help="one volunteer and one who lends a line")
     options = parser.parse_args()
+    names = ("first", LENDER) if options.lender else ("first", "second")
     end_on_signal()
     points: dict[str, list[tuple[int, int]]] = {}
     try:
         for parameters in map(int, options.parameters):
             with tempfile.TemporaryDirectory(prefix="dedloc-footprint-") as folder:
-                most = measure(parameters, options.mode, Path(folder))
+                most = measure(parameters, options.mode, Path(folder), names)
             for name, size in most.items():
                 points.setdefault(name, []).append((parameters, size))
             told = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in most.items())

@@ -64,6 +64,23 @@ def join(
     )
 
 
+def lend(
+    invitation: str,
+    *,
+    name: str | None = None,
+    folder: str | Path | None = None,
+    code: str | None = None,
+    block: bool | None = None,
+) -> Participation | None:
+    """Let this machine lend its line to a run, and show how it goes: it averages for others, without a GPU.
+
+    Others have to reach it, so it helps on a server, seldom at home and never on Colab. All else is as for `join`.
+    """
+    from dedloc_kit.notebook.join import join
+
+    return join(invitation, name=name, folder=folder, code=code, block=block, lends=True)
+
+
 def chat(
     invitation: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
 ) -> Conversation | None:

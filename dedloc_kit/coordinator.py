@@ -63,6 +63,8 @@ def coordinator(
     done: queue.SimpleQueue[DoneStep] = queue.SimpleQueue()
 
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        lent = {peer_id: carried for peer_id, carried in step.carried.items() if peer_id != me.signer.peer}
+        step = step.model_copy(update={"carried": lent})
         done.put((step, {peer_id: c for peer_id, c in contributions.items() if c.samples}))
         if auditing is not None:
             auditing.stepped(step, contributions)

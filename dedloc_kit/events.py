@@ -62,6 +62,8 @@ class LocalProgress(Event):
     """Of the learning rate, once it has begun."""
     driven: int | None = None
     """Samples that went through all stages, of who only drives; they count for those who computed them."""
+    carried: int | None = None
+    """Bytes that went over a lent line in this session, of who lends one; see records.GlobalStep."""
 
 
 class StepDone(Event):

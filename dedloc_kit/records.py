@@ -662,6 +662,8 @@ Absence = Literal["did not come", "fell silent", "left in the middle", "sent non
 """Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, or
 is in another row, but it is not on the roll."""
 MAX_ABSENT = 16
+MAX_MEMBERS = 2048
+"""Of an all-reduce."""
 
 
 class AbsentRow(Record):
@@ -688,6 +690,14 @@ class LeftOut(Record):
         return cls(count=count, some=some, rows=tuple(rows)) if count else None
 
 
+class Carried(Record):
+    """What the line of a peer has carried that gives no samples, in one global step; see `averaging/carried.py`."""
+
+    bytes: Count
+    """Of those who gave to the step, to and fro."""
+    name: PeerText
+
+
 class GlobalStep(Record):
     """One finished global step, as the coordinator saw it."""
 
@@ -709,6 +719,8 @@ class GlobalStep(Record):
     apply: Seconds | None = None
     left_out: LeftOut | None = None
     """None if nobody was, as far as the coordinator was there."""
+    carried: Annotated[dict[PeerId, Carried], Field(max_length=MAX_MEMBERS)] = {}
+    """By whom alone lends its line; of a step that the coordinator missed nothing is known."""
 
 
 class Refusal(Record):

@@ -445,6 +445,8 @@ class PeerConfig(Section):
     """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
     drive_only: bool = False
     """In a run in stages: to hold none, and only send batches of its own data through those of others."""
+    lends: bool = False
+    """To lend a line: to average for others and to give them averages and states, and train nothing."""
     client_mode: bool | None = None
     """Only outgoing connections, for machines that nobody can reach; without a value a test decides."""
     host: str = "0.0.0.0"

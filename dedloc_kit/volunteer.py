@@ -12,6 +12,7 @@ from functools import partial
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
+from dedloc_kit.lender import lender
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
@@ -52,6 +53,9 @@ def volunteer(
     """
     run = invitation.run_config()
     emit(State(text="connecting"))
+    if peer.lends:
+        lender(invitation, run, peer, emit, stop, stopped)
+        return None
     if run.pipeline is not None:
         if peer.drive_only and peer.stage is not None:
             raise UserError("who only drives holds no stage; leave --stage or --drive-only out")

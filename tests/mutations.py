@@ -40,6 +40,48 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a line that nobody reaches is lent all the same",
+        "lender.py",
+        "    if me.profile.client_mode:\n",
+        "    if me.profile.client_mode is None:\n",
+        "tests/test_lender.py -k nobody_reaches",
+    ),
+    Mutation(
+        "friends that give nothing make a lent line great",
+        "swarm/averaging/carried.py",
+        "min(1.0, weight / whole)",
+        "1.0",
+        "tests/swarm/averaging/test_lent_lines.py -k friends",
+    ),
+    Mutation(
+        "what a volunteer reduces counts as a lent line",
+        "swarm/averaging/carried.py",
+        "            if owner in lenders:\n",
+        "            if owner >= 0:\n",
+        "tests/swarm/averaging/test_lent_lines.py -k follows_from",
+    ),
+    Mutation(
+        "one member that says that all has come makes a lent line fast",
+        "swarm/averaging/window.py",
+        "len(rates) * median(rates)",
+        "sum(rates)",
+        "tests/swarm/averaging/test_lent_lines.py -k came_at_once",
+    ),
+    Mutation(
+        "who was sent away stands among the lent lines",
+        "ledger/reading.py",
+        "FROM lenders WHERE peer NOT IN",
+        "FROM lenders WHERE ?1 > 0 OR peer NOT IN",
+        "tests/test_ledger.py -k lent_line",
+    ),
+    Mutation(
+        "a run that is paused for a week lends a line for a week",
+        "ledger/ledger.py",
+        "min(MAX_STEP_SECONDS, max(step.seconds, sum(parts)))",
+        "max(step.seconds, sum(parts))",
+        "tests/test_ledger.py -k lent_line",
+    ),
+    Mutation(
         "a driver that waits for data holds up all stages",
         "swarm/pipeline/driver.py",
         "                self._tasks.create_task(self._keep_account())\n",

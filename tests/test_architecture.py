@@ -32,7 +32,7 @@ ORDER = (
     {"swarm", "lasting", "start_line"},
     {"resuming", "publishing", "releasing", "evaluator", "auditing", "staged", "stage_costs"},
     {"minding"},
-    {"stage_volunteer", "stage_driver"},
+    {"stage_volunteer", "stage_driver", "lender"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
     {"session", "dashboard", "inference"},
@@ -61,7 +61,7 @@ FOUNDATION = {
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "releasing", "evaluator", "auditing", "start_line"),
-    *("staged", "minding", "stage_costs", "stage_volunteer", "stage_driver"),
+    *("staged", "minding", "stage_costs", "stage_volunteer", "stage_driver", "lender"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -17,7 +17,9 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, schema
-from dedloc_kit.records import AbsentRow, Evaluation, LeftOut, Neighbour, Neighbours, Picture
+from dedloc_kit.ledger.ledger import MAX_STEP_SECONDS
+from dedloc_kit.ledger.schema import MAX_SAMPLES
+from dedloc_kit.records import AbsentRow, Carried, Evaluation, GlobalStep, LeftOut, Neighbour, Neighbours, Picture
 from tests.ledgers import GAP, NOON, a_step, given
 
 
@@ -852,3 +854,26 @@ def test_a_file_that_is_lost_is_written_anew_with_all_that_was_recorded(path: Pa
     assert [person.samples for person in kept.contributors()] == [128]
     kept.close()
     assert not list(path.parent.glob(".*tmp*"))
+
+
+def lent(step: int, peer: str = "QmLent", size: int = 1000, **parts: float) -> GlobalStep:
+    return a_step(step).model_copy(update={"carried": {peer: Carried(bytes=size, name="Lena")}, **parts})
+
+
+def test_a_lent_line_counts_by_bytes_and_hours_and_never_as_samples(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        ledger.record_step(lent(1, compute=100.0, gather=1.0, average=2.0, apply=0.5), {"QmA": given(1, 64, 64)})
+        ledger.record_step(lent(1, size=5), {})  # the same once more
+        ledger.record_step(lent(2, compute=1e6), {})
+        (lender,) = ledger.lenders(10)
+        assert (lender.peer, lender.name, lender.bytes, lender.steps) == ("QmLent", "Lena", 2000, 2)
+        assert lender.seconds == 103.5 + MAX_STEP_SECONDS, "a run that was paused in between lends no weeks"
+        assert [person.peer for person in ledger.people()] == ["QmA"]
+        for step in range(3, 6):
+            ledger.record_step(lent(step, size=2**53), {})
+        assert ledger.lenders(10)[0].bytes == MAX_SAMPLES
+        ledger.record_step(lent(6, "QmOther"), {})
+        assert [each.peer for each in ledger.lenders(10)] == ["QmLent", "QmOther"]
+        assert [each.peer for each in ledger.lenders(1)] == ["QmLent"]
+        ledger.record_convictions([Conviction("QmLent", 5.0, "Lena", "it made a false average")])
+        assert [each.peer for each in ledger.lenders(10)] == ["QmOther"]

@@ -45,6 +45,15 @@ def test_the_unit_and_the_container_start_the_same_command_and_it_exists() -> No
     assert parser().parse_args(launch_line()).command == "launch"
 
 
+def test_a_helper_is_started_by_a_command_that_exists() -> None:
+    page = (CHECKOUT / "docs" / "running.md").read_text()
+    (line,) = re.findall(r"^ExecStart=\S+/dedloc (.*)$", page, re.MULTILINE)
+    (command,) = re.findall(r"is `(lend [^`]*)`", page)
+    options = parser().parse_args(shlex.split(line))
+    assert options == parser().parse_args(shlex.split(command))
+    assert (options.command, options.client_mode) == ("lend", False)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(
     "question", [["verify", "--recursive-errors=no"], ["security", "--offline=true", f"--threshold={MAX_EXPOSED}"]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
@@ -41,6 +41,10 @@ class Setting:
     """The hosts' lines; none: loopback."""
     cores: int = 0
     """Each peer is pinned to one of so many cores; 0: none is."""
+    reachable: int | None = None
+    """So many of ours, the first ones, can be reached by others; none: a test finds out of each."""
+    helpers: int = 0
+    """Beside ours, so many who lend a line like the others'."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Measured:
     longest_wait: float
     bytes_per_step: float | None
     """Sent by a volunteer; None if the network cannot tell."""
+    busiest_line_bytes: float | None
+    """Sent in a step over the line with most of that, whosever it is; None likewise."""
     cpu_seconds_per_step: float
     """Of all of a volunteer's processes, the simulated device's idling not included."""
     step_seconds: float
@@ -74,6 +80,7 @@ class Measured:
 @dataclass(frozen=True)
 class _Snapshot:
     sent: list[int | None]
+    """Of the coordinator's host, the volunteers' and the helpers'."""
     cpu: list[float]
 
 
@@ -105,7 +112,7 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
     peers = len(setting.slowness)
     start = folder / "start"
     with ExitStack() as stack:
-        network = open_network(setting.line, 1 + peers)
+        network = open_network(setting.line, 1 + peers + setting.helpers)
         stack.enter_context(network)
         volunteers = start_peers(system, setting, network, folder, stack)
         for volunteer in volunteers:
@@ -114,9 +121,9 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
         patience = START_SECONDS + 10 * setting.step_seconds
         first = volunteers[0].wait_for_step(setting.warm_up, patience)
         stalls = stack.enter_context(Stalls())
-        before = _snapshot(network, volunteers)
+        before = _snapshot(network, volunteers, setting.helpers)
         last = volunteers[0].wait_for_step(step_of(first) + setting.steps, patience + setting.steps * patience)
-        after = _snapshot(network, volunteers)
+        after = _snapshot(network, volunteers, setting.helpers)
         steps = [e for e in volunteers[0].steps() if step_of(first) <= step_of(e) <= step_of(last)]
     logs = [read_microbatches(folder / f"{volunteer.name}.jsonl") for volunteer in volunteers]
     return _summary(setting, steps, logs, before, after, stalls.seconds)
@@ -151,6 +158,12 @@ def start_peers(
         coordinator = stack.enter_context(start_coordinator(setting.run, folder, prefix=prefixes[0], host=host))
         addresses = tuple(coordinator.wait_for("joined", deadline=START_SECONDS)["addresses"])
         invitation = Invitation.of(setting.run, addresses)
+        for k in range(setting.helpers):
+            where, host = network.run_in(1 + peers + k), network.address(1 + peers + k)
+            lending: dict[str, Any] = {"lends": True, "client_mode": False}
+            helper = start_volunteer(invitation, folder, f"helper{k}", prefix=where, host=host, **lending)
+            stack.enter_context(helper)
+            helper.wait_for("joined", deadline=START_SECONDS)
         return [
             stack.enter_context(
                 start_volunteer(
@@ -161,6 +174,7 @@ def start_peers(
                     host=network.address(1 + k),
                     environment=environments[k],
                     microbatch=setting.microbatch,
+                    client_mode=None if setting.reachable is None else k >= setting.reachable,
                 )
             )
             for k in range(peers)
@@ -191,10 +205,9 @@ def start_peers(
     ]
 
 
-def _snapshot(network: Network | Loopback, volunteers: Sequence[Peer]) -> _Snapshot:
-    return _Snapshot(
-        [network.bytes_sent(1 + k) for k in range(len(volunteers))], [peer.cpu_seconds() for peer in volunteers]
-    )
+def _snapshot(network: Network | Loopback, volunteers: Sequence[Peer], helpers: int) -> _Snapshot:
+    hosts = range(1 + len(volunteers) + helpers)
+    return _Snapshot([network.bytes_sent(host) for host in hosts], [peer.cpu_seconds() for peer in volunteers])
 
 
 @dataclass(frozen=True)
@@ -239,7 +252,8 @@ def _summary(
         device_wait_per_step=(seconds - busy) / count,
         usual_wait=median(waits),
         longest_wait=max(waits),
-        bytes_per_step=mean(sent) / count if sent else None,
+        bytes_per_step=mean(sent[1 : 1 + len(logs)]) / count if sent else None,
+        busiest_line_bytes=max(sent) / count if sent else None,
         cpu_seconds_per_step=mean(a - b for a, b in zip(after.cpu, before.cpu, strict=True)) / count,
         step_seconds=seconds / count,
         counted=sum(counted) / samples if counted else None,

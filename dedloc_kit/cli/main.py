@@ -20,6 +20,7 @@ from dedloc_kit.cli.commands import (
     invite,
     join,
     launch,
+    lend,
     login,
     new,
     notebook,
@@ -36,7 +37,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, notebook, serve, api, dashboard, status, doctor),
+    *(join, lend, notebook, serve, api, dashboard, status, doctor),
     *(evaluate, tokenizer, images, corpus),
 )
 """As `dedloc --help` lists them."""

@@ -252,6 +252,24 @@ class Teams(Answer):
     teams: list[Team]
 
 
+class Lender(Answer):
+    """Who lent a line: a gift of its own kind, which is never added to samples."""
+
+    peer: str
+    name: str
+    bytes: int
+    """Carried for those who gave samples, to and fro."""
+    seconds: float
+    steps: int
+    first_seen: float
+    last_seen: float
+    active: bool
+
+
+class Lenders(Answer):
+    lenders: list[Lender]
+
+
 class Peer(Answer):
     peer: str
     name: str
@@ -260,7 +278,7 @@ class Peer(Answer):
     mode: Literal["full", "client"]
     """`client`: it makes outgoing connections only."""
     follower: bool
-    """It trains nothing: the coordinator, or one who only looks on."""
+    """It trains nothing and lends its line."""
     step: int
     lag: int
     """Global steps that it is behind."""

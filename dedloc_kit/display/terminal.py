@@ -61,7 +61,9 @@ class RunDisplay(BarDisplay):
                 self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
             case Peers(peers=peers):
                 volunteers = [peer for peer in peers if not peer.follower]
-                self._fill(sum(peer.samples for peer in volunteers), count(len(volunteers), "volunteer"))
+                lines = len(peers) - len(volunteers)
+                note = count(len(volunteers), "volunteer") + (f", {count(lines, 'lent line')}" if lines else "")
+                self._fill(sum(peer.samples for peer in volunteers), note)
             case Announced(text=text):
                 if text:
                     self.line(f"{prefix}the organizer: {text}", "bold")

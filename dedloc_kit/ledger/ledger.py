@@ -34,6 +34,8 @@ MARK_SECONDS = 30.0
 """How often it is written down who is still here."""
 MAX_DEVICES = 16
 """Of one peer; one that names a new one at every moment must not fill the disk."""
+MAX_STEP_SECONDS = 3600.0
+"""Of a global step, for who lends a line: a paused run may take days to its next one."""
 KEPT_TROUBLES = 50
 """Of each kind."""
 
@@ -161,6 +163,8 @@ class Ledger(Reader):
             ).rowcount
             if added and step.left_out is not None:
                 self._count("left out", step.left_out.count)
+            if added:
+                self._add_carried(step)
             for peer, contribution in contributions.items():
                 self._add(peer, contribution)
 
@@ -361,6 +365,17 @@ class Ledger(Reader):
                 new = credited(self._connection, part, contribution.step)
                 execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MAX_SAMPLES, part))
             self._settle(peer)
+
+    def _add_carried(self, step: GlobalStep) -> None:
+        """For as long as the step took since the one before, each of them lent its line."""
+        parts = [part for part in (step.compute, step.gather, step.average, step.apply) if part is not None]
+        seconds = min(MAX_STEP_SECONDS, max(step.seconds, sum(parts)))
+        for peer, carried in step.carried.items():
+            self._connection.execute(
+                "INSERT INTO lenders VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5) ON CONFLICT (peer) DO UPDATE SET name = ?2,"
+                " bytes = min(bytes + ?3, ?6), seconds = seconds + ?4, steps = steps + 1, last_seen = ?5",
+                (peer, carried.name, carried.bytes, seconds, self._clock(), MAX_SAMPLES),
+            )
 
     def _settle(self, peer: str) -> None:
         """Bring the running sums of a peer up to date with its parts; what is new, or forgotten, is so as of now."""

@@ -72,6 +72,20 @@ class Person(Contributor):
 
 
 @dataclass(frozen=True)
+class Lender:
+    """Who lent a line: what it carried is no sample, and is never added to any."""
+
+    peer: str
+    name: str
+    bytes: int
+    seconds: float
+    """Of the global steps in which it carried something."""
+    steps: int
+    first_seen: float
+    last_seen: float
+
+
+@dataclass(frozen=True)
 class Visit:
     """One stay of a peer; short absences are part of it."""
 
@@ -149,6 +163,15 @@ class Reader:
             (after, -1 if limit is None else limit, *((every,) if every > 1 else ())),
         )
         return [_step_of(row) for row in rows]
+
+    def lenders(self, most: int) -> list[Lender]:
+        """Whose lines carried most, without those who were sent away for what they did."""
+        rows = self._rows(
+            "SELECT peer, name, bytes, seconds, steps, first_seen, last_seen FROM lenders WHERE peer NOT IN"
+            " (SELECT peer FROM convictions WHERE lifted IS NULL) ORDER BY bytes DESC, peer LIMIT ?",
+            (most,),
+        )
+        return [Lender(*row) for row in rows]
 
     def left_out(self, most: int) -> tuple[int, list[GlobalStep]]:
         """How often a peer was left out of a step, and the newest steps that were taken without somebody, newest

@@ -116,7 +116,17 @@ ALTER TABLE convictions ADD COLUMN last_passed INTEGER;
 ALTER TABLE people ADD COLUMN withdrawn INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE people ADD COLUMN withdrawn_steps INTEGER NOT NULL DEFAULT 0;
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
+_VERSION_9 = """
+-- Who lent a line: sums of the steps that the coordinator took part in; a rewind forgets none of it.
+CREATE TABLE lenders (
+    peer TEXT PRIMARY KEY, name TEXT NOT NULL, bytes INTEGER NOT NULL, seconds REAL NOT NULL, steps INTEGER NOT NULL,
+    first_seen REAL NOT NULL, last_seen REAL NOT NULL
+) WITHOUT ROWID;
+"""
+VERSIONS = (
+    *(_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8),
+    _VERSION_9,
+)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

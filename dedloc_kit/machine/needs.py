@@ -9,6 +9,9 @@ LAMB: the shared parameters (4 bytes) and both moments (8), the update of the la
 gradients (8), their sum (4), the vector that is averaged (4), the averages that come (4), what compression lost of the
 gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2), the
 copy for a newcomer (12), and what the allocators keep."""
+LENDER_BYTES_PER_PARAMETER = 44
+"""Of who only lends its line, in place of all these: 31 while it hands no state to a newcomer (539 MB beside that, by
+`benchmarks/footprint.py --lender`), 12 for that copy, and one to spare."""
 SAVED_BY_8_BITS = 12
 """Of these, where `optimizer.state` is `8bit`: 6 of the moments and 6 of the copy for a newcomer."""
 REPLICA_BYTES_PER_PARAMETER = 12
@@ -30,6 +33,11 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
     fixed = FIXED_BYTES + (0 if replicas else CUDA_BYTES)
     each = BYTES_PER_PARAMETER + (replicas - 1) * REPLICA_BYTES_PER_PARAMETER
     return fixed + (each - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
+
+
+def lender_memory_needed(parameters: int, state: str = "float32") -> int:
+    """Bytes that the processes of who only lends its line take at most."""
+    return FIXED_BYTES + (LENDER_BYTES_PER_PARAMETER - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
 
 
 def gpu_memory_needed(parameters: int) -> int:

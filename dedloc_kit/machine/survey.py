@@ -17,7 +17,7 @@ import requests
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.machine.hosted import hosted
-from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 
 MIN_DISK_BYTES = 200_000_000
 """For the identity, the logs and the tokenizer; training data is streamed."""
@@ -63,11 +63,16 @@ def machine_at(folder: Path) -> Machine:
 
 
 def check(
-    machine: Machine, parameters: int | None, *, devices: str = "auto", state: str = "float32"
+    machine: Machine,
+    parameters: int | None,
+    *,
+    devices: str = "auto",
+    state: str = "float32",
+    lends: bool = False,
 ) -> tuple[str, ...]:
-    """Whether this machine can train a model of so many parameters, if their number is known.
+    """Whether this machine can train a model of so many parameters, or lend its line to that, if their number is known.
 
-    :param devices: as in PeerConfig
+    :param devices: as in PeerConfig, as `lends`
     :param state: `optimizer.state` of the run
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
@@ -78,9 +83,13 @@ def check(
         )
     if parameters is None:
         return ()
-    gpus = chosen(machine.gpus, devices)
-    told = _check_gpus(gpus, parameters)
-    needed = memory_needed(parameters, _replicas(gpus, devices), state)
+    told: tuple[str, ...] = ()
+    if lends:
+        needed = lender_memory_needed(parameters, state)
+    else:
+        gpus = chosen(machine.gpus, devices)
+        told = _check_gpus(gpus, parameters)
+        needed = memory_needed(parameters, _replicas(gpus, devices), state)
     model = f"the model of this run ({_millions(parameters)} parameters)"
     if machine.memory < needed:
         raise UserError(

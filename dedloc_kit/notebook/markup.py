@@ -1,5 +1,6 @@
 """The parts of the panel as HTML, each a pure function of the snapshot. What others wrote is escaped here."""
 
+from collections.abc import Iterable
 from html import escape
 from urllib.parse import urlsplit
 
@@ -62,14 +63,24 @@ def figures(snapshot: Snapshot) -> str:
     """My samples, share, rank and time."""
     if snapshot.phase == "failed" and not snapshot.session_samples:
         return ""
+    if snapshot.carried is not None:
+        return _figures((("Your line carried", size(snapshot.carried), "this time"), _time_given(snapshot)))
     rank, part = snapshot.rank, snapshot.share
     total = max(snapshot.total_samples or 0, snapshot.session_samples)
     cells = (
         ("Your samples", f"{snapshot.session_samples:,}", f"{total:,} in all"),
-        ("Time given", duration(snapshot.seconds_given), "this time"),
+        _time_given(snapshot),
         ("Your share", "–" if part is None else escape(share(part)), "of what all gave"),
         ("Your rank", "–" if rank is None else f"{rank:,}", _among(snapshot.contributors)),
     )
+    return _figures(cells)
+
+
+def _time_given(snapshot: Snapshot) -> tuple[str, str, str]:
+    return "Time given", duration(snapshot.seconds_given), "this time"
+
+
+def _figures(cells: Iterable[tuple[str, str, str]]) -> str:
     return (
         '<div class="figures">'
         + "".join(
@@ -125,6 +136,9 @@ def details(snapshot: Snapshot) -> str:
 
 
 def _thanks(snapshot: Snapshot) -> str:
+    if snapshot.carried:
+        gave = f"{size(snapshot.carried)} over your line, in {duration(snapshot.seconds_given)}"
+        return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You carried {gave}.</div>'
     if not snapshot.session_samples:
         if snapshot.phase == "failed":
             return ""

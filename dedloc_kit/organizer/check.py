@@ -14,10 +14,11 @@ from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files, public_name
-from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
+from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
-from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
+from dedloc_kit.organizer.prediction import DAY, HERE, Helpers, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
@@ -31,6 +32,7 @@ def check(
     volunteers: Sequence[Volunteers],
     *,
     coordinator_line: float,
+    helpers: Sequence[Helpers] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
     **settings: object,
@@ -38,6 +40,7 @@ def check(
     """Try the run's data and model on this machine and print what it takes.
 
     :param coordinator_line: bytes per second in each direction
+    :param helpers: who lend a line; not to a run in stages
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
@@ -65,8 +68,14 @@ def check(
             console.print(line)
         return
     console.print(_devices(rehearsed, volunteers))
-    for line in describe_prediction(run, predict(run, rehearsed, volunteers, coordinator_line)):
+
+    def predicted(helpers: Sequence[Helpers]) -> Prediction:
+        return predict(run, rehearsed, volunteers, coordinator_line, helpers)
+
+    for line in describe_prediction(run, predicted(helpers)):
         console.print(line)
+    if told := gain(predicted, helpers):
+        console.print(f"helpers       {told}")
 
 
 def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
@@ -96,6 +105,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
+        f"a helper      {size(lender_memory_needed(parameters, state))} of memory at most, and no GPU (dedloc lend)",
     ]
     cost = rehearsed.cost
     if cost is not None:

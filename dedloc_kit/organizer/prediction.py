@@ -56,6 +56,7 @@ DEVICES = {
     "a100": Device(312e12, _HALF, 40e9),
     "h100": Device(989e12, _HALF, 80e9),
 }
+MAX_HELPERS = 1000
 HERE = "cpu"
 """Stands for a machine like the one that the rehearsal was on: what it does is measured."""
 
@@ -73,6 +74,15 @@ class Volunteers:
     """In each of their machines."""
     reachable: bool = False
     """Others can connect to them: they add up a share for all. Colab, Kaggle and most homes cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Some who lend a line (`dedloc lend`) and train nothing."""
+
+    count: int
+    line: float
+    """Bytes per second in each direction."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,17 @@ def read_volunteers(text: str) -> tuple[Volunteers, ...]:
     return tuple(groups)
 
 
+def read_helpers(text: str) -> tuple[Helpers, ...]:
+    """Read `3@1gbit,1@100mbit`: how many, on which line. Raises UserError."""
+    helpers = []
+    for part in filter(None, text.split(",")):
+        count, at, line = part.strip().partition("@")
+        if not (at and count.isascii() and count.isdigit() and 1 <= int(count) <= MAX_HELPERS):
+            raise UserError(f"'{part.strip()}' says no helpers; write COUNT@LINE, such as 3@1gbit")
+        helpers.append(Helpers(int(count), read_line(line)))
+    return tuple(helpers)
+
+
 def read_line(text: str) -> float:
     """Bytes per second of a line such as `50mbit`; raises UserError."""
     match = re.fullmatch(_LINE, text.strip().lower())
@@ -155,7 +176,11 @@ def fits(device: str, rehearsed: Rehearsed) -> int | None:
 
 
 def predict(
-    run: RunConfig, rehearsed: Rehearsed, volunteers: Sequence[Volunteers], coordinator_line: float
+    run: RunConfig,
+    rehearsed: Rehearsed,
+    volunteers: Sequence[Volunteers],
+    coordinator_line: float,
+    helpers: Sequence[Helpers] = (),
 ) -> Prediction:
     """The time of a global step with these volunteers at work.
 
@@ -168,6 +193,7 @@ def predict(
     computing = run.global_batch / (COLLABORATING * rate)
     lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
     lines.append(Line(1, coordinator_line, reachable=True, gives=False))
+    lines += [Line(each.count, each.line, reachable=True, gives=False) for each in helpers]
     averaging = round_time(lines, rehearsed.gradient_bytes, rehearsed.average_bytes)
     matchmaking = ROUND_SECONDS + averaging.streams
     whole = averaging.network + matchmaking + averaging.vanishing

@@ -42,7 +42,7 @@ class Line:
 
     :ivar rate: bytes per second, in each direction
     :ivar reachable: they reduce
-    :ivar gives: they have gradients, and may vanish; the coordinator does not
+    :ivar gives: they have gradients, and may vanish; the coordinator and helpers do not
     """
 
     count: int
@@ -109,7 +109,8 @@ def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float, rows: 
     members = sum(line.count for line in lines) / rows
     besides = (members - 1) / members
     slowest = max(size * (besides if line.reachable else 1.0) / line.rate for line in own)
-    return max(slowest, (members - 1) * size / row_rate(lines, rows))
+    others = min(members - 1, sum(line.count for line in own) / rows)
+    return max(slowest, others * size / row_rate(lines, rows))
 
 
 def row_rate(lines: Sequence[Line], rows: int = 1) -> float:

@@ -92,7 +92,7 @@ def view(now: Snapshot) -> RenderableType:
         bar.add_row(
             now.under_way,
             ProgressBar(total=now.global_batch, completed=done, width=24),
-            f"{done} of {now.global_batch} samples, {now.my_batch_samples} mine",
+            f"{done} of {now.global_batch} samples" + (f", {now.my_batch_samples} mine" if now.carried is None else ""),
         )
         parts.append(bar)
     facts = Table.grid(padding=(0, 2))
@@ -100,7 +100,7 @@ def view(now: Snapshot) -> RenderableType:
         facts.add_row(Text(name, style="dim"), Text(value))
     parts.append(facts)
     parts += [Text(f"! {warning}", style="yellow") for warning in now.warnings]
-    if now.over and now.session_samples:
+    if now.over and (now.session_samples or now.carried):
         parts += [Text(thanks(now), style="bold green"), Text(now.next_session, style="dim")]
     how = "Ctrl-C again leaves at once" if now.phase == "leaving" else "Ctrl-C leaves"
     title, below = Text(now.run_id or "joining"), None if now.over else how
@@ -110,17 +110,19 @@ def view(now: Snapshot) -> RenderableType:
 def thanks(now: Snapshot) -> str:
     """What was contributed, in a sentence."""
     where = f"; see {now.url}" if now.url else ""
-    return f"Thank you: {_given(now)} of computing{where}"
+    return f"Thank you: {_given(now)}{' of computing' if now.carried is None else ''}{where}"
 
 
 def _given(now: Snapshot) -> str:
+    if now.carried is not None:
+        return f"{human.size(now.carried)} carried in {human.duration(now.seconds_given)}"
     return f"{human.count(now.session_samples, 'sample')} in {human.duration(now.seconds_given)}"
 
 
 def _facts(now: Snapshot) -> list[tuple[str, str]]:
     facts = [("I am", now.name or "…")]
     mine = _given(now)
-    if now.total_samples is not None:
+    if now.total_samples is not None and now.carried is None:
         mine += f"; {max(now.total_samples, now.session_samples):,} in all my sessions"
     facts.append(("given", mine))
     if now.rank is not None and now.share is not None:
@@ -130,8 +132,8 @@ def _facts(now: Snapshot) -> list[tuple[str, str]]:
     if now.peers:
         facts.append(("peers", f"{now.peers} training now"))
     if now.device and not now.over:
-        speed = f"{human.rate(now.samples_per_second)} samples/s"
-        facts.append(("machine", f"{now.device}, {speed}, {human.size(now.memory_bytes)} of memory"))
+        speed = f", {human.rate(now.samples_per_second)} samples/s" if now.carried is None else ""
+        facts.append(("machine", f"{now.device}{speed}, {human.size(now.memory_bytes)} of memory"))
         sent, received = human.size(now.sent_bytes_per_second), human.size(now.received_bytes_per_second)
         facts.append(("network", f"{sent}/s up, {received}/s down"))
     if now.url:

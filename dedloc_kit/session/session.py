@@ -69,6 +69,7 @@ class Session:
         self._last_stop = ""  # the same for good: the organizer is told
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
+        self._worker_carried = self._earlier_carried = 0  # bytes, likewise
         self._heard = time.monotonic()  # from the training
         self._usual_gap: float | None = None  # between two microbatches; not known before the first one is done
         self._losses: dict[int, LossPoint] = {}
@@ -140,9 +141,10 @@ class Session:
         from huggingface_hub.constants import ENDPOINT
 
         machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
-        for text in check(machine, invitation.held_parameters, devices=peer.devices, state=state):
+        parameters, lends = invitation.held_parameters, peer.lends
+        for text in check(machine, parameters, devices=peer.devices, state=state, lends=lends):
             self._warn(text)
-        if no_use := tpu():
+        if not peer.lends and (no_use := tpu()):
             self._warn(no_use)
         if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
             self._warn(told)
@@ -166,6 +168,8 @@ class Session:
                     self._set(phase="loading", text=f"downloading the model: {megabytes}")
             case Joined():
                 self._earlier_samples += self._worker_samples
+                self._earlier_carried += self._worker_carried
+                self._worker_carried = 0
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
                 self._usual_gap = None
                 if self._stopped:  # training hides what was told meanwhile, and somebody may want to know
@@ -213,6 +217,9 @@ class Session:
             samples_per_second=progress.samples_per_second,
             decay=progress.decay,
         )
+        if progress.carried is not None:
+            self._worker_carried = progress.carried
+            self._set(carried=self._earlier_carried + progress.carried, text="lending this machine's line")
         if progress.driven is not None:
             self._set(text=f"driving: {progress.driven:,} samples have gone through all stages")
             if progress.loss is not None:  # it takes no steps, of which this would be known otherwise

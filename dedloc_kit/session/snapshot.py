@@ -62,7 +62,9 @@ class Snapshot:
     rank: int | None = None
     contributors: int | None = None
     seconds_given: float = 0.0
-    """Time that this machine has computed in this session."""
+    """Time that this machine has computed in this session, or lent its line."""
+    carried: int | None = None
+    """Bytes that its line has carried in this session, of who lends it; none of who trains."""
     samples_per_second: float = 0.0
     peers: int = 0
     """Volunteers that are training now, this one included."""

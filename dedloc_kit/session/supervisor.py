@@ -173,7 +173,7 @@ class Supervisor:
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
             self._joined = self._has_joined = True
-        if (isinstance(event, LocalProgress) and event.session_samples) or (
+        if (isinstance(event, LocalProgress) and (event.session_samples or event.carried)) or (
             isinstance(event, Served) and event.mine is not None and event.mine.served
         ):
             self._computed = True

@@ -249,7 +249,9 @@ class _Inside:
         state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content)
-        parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
+        parameters = None
+        if self.office is not None or not follower:  # of a lender nobody asks for any
+            parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
         accumulator = _accumulator(run, trained, state, replicas)
         profile = self.profile(follower)

@@ -145,6 +145,15 @@ def test_an_optimizer_state_of_8_bits_makes_room_for_a_larger_model() -> None:
         check(tight, 22_000_000)
 
 
+def test_a_small_server_can_lend_its_line_to_a_model_that_it_could_not_train() -> None:
+    small = replace(LAPTOP, memory=1_600_000_000, free_memory=1_500_000_000, gpus=(replace(T4, free=10**9),))
+    with pytest.raises(UserError):
+        check(small, 17_800_000)
+    assert check(small, 17_800_000, lends=True) == ()
+    with pytest.raises(UserError, match=r"needs 7\.2 GB of memory and this machine has 1\.6 GB"):
+        check(small, 150_000_000, lends=True)
+
+
 def test_memory_that_others_use_is_worth_a_warning() -> None:
     (told,) = check(replace(LAPTOP, free_memory=1_000_000_000), 18_000_000)
     assert "1.0 GB are free" in told

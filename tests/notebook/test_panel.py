@@ -160,6 +160,14 @@ def test_buttons_are_live_only_where_they_make_sense(phase: str, pause: bool, le
     assert (not buttons["Pause"].disabled, not buttons["Leave"].disabled) == (pause, leave)
 
 
+def test_who_lends_a_line_sees_what_it_carried_in_place_of_samples() -> None:
+    words = words_of(shown(snapshot(phase="training", carried=3_000_000_000)))
+    assert "Your line carried 3.0 GB" in words
+    assert "Your samples" not in words
+    thanked = words_of(shown(snapshot(phase="left", carried=3_000_000_000)))
+    assert "You carried 3.0 GB over your line" in thanked
+
+
 def test_without_buttons_the_panel_says_how_to_leave() -> None:
     panel = shown(snapshot(), buttons=False)
     assert not buttons_of(panel)

@@ -1,16 +1,22 @@
 """What a run is predicted to take: the arithmetic, and what is said of a mix that makes no sense."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed, SampleCost
+from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.prediction import (
     COLLABORATING,
     DEVICES,
     ROUND_SECONDS,
+    Helpers,
+    Prediction,
     Volunteers,
     fits,
     predict,
+    read_helpers,
     read_line,
     read_volunteers,
     samples_per_second,
@@ -98,3 +104,44 @@ def test_a_gpu_is_estimated_by_its_peak_and_this_machine_by_what_it_did() -> Non
     assert room is not None
     assert 10 < room < 20
     assert fits("cpu", rehearsed()) is None
+
+
+def test_helpers_are_read_and_what_makes_no_sense_is_refused() -> None:
+    assert read_helpers("") == ()
+    assert read_helpers("3@1gbit, 1@100mbit") == (Helpers(3, 1000 * MBIT), Helpers(1, 100 * MBIT))
+    for text in ("3", "0@1gbit", "x@1gbit", "2@fast", "5000@1gbit", "-1@1gbit"):
+        with pytest.raises(UserError):
+            read_helpers(text)
+
+
+def with_helpers(volunteers: int, global_batch: int = 4096, line: float = 50 * MBIT) -> dict[int, Prediction]:
+    mix = [Volunteers(volunteers, "t4", line)]
+    return {
+        n: predict(run(global_batch), rehearsed(), mix, 50 * MBIT, [Helpers(n, 50 * MBIT)] * (n > 0)) for n in (0, 1, 2)
+    }
+
+
+def test_where_the_coordinators_line_is_the_last_helpers_with_such_a_line_divide_the_time() -> None:
+    found = with_helpers(60)
+    for helpers, predicted in found.items():
+        assert predicted.network == pytest.approx(found[0].network / (1 + helpers), rel=0.05)
+    few = with_helpers(1)
+    assert few[2].network == pytest.approx(few[0].network, rel=0.01), "a volunteer's own line is the last one there"
+
+
+def test_the_organizer_is_told_in_plain_words_what_a_helper_would_change() -> None:
+    def told(count: int, line: float, helpers: Sequence[Helpers] = (), own: float = 50 * MBIT) -> str:
+        mix = [Volunteers(count, "t4", own)]
+        return gain(lambda more: predict(run(), rehearsed(), mix, line, more), helpers)
+
+    assert told(10, 100 * MBIT) == "", "computing takes longer than the network"
+    assert told(12, 50 * MBIT) == (
+        "half of your volunteers' time is spent waiting for the coordinator's line; one helper with 100 Mbit/s "
+        "would end that (dedloc lend)"
+    )
+    assert "; 2 helpers with 1000 Mbit/s each would end that" in told(40, 100 * MBIT)
+    assert told(40, 100 * MBIT, [Helpers(2, 1000 * MBIT)]) == ""
+    assert "; 5 helpers with 1000 Mbit/s each would leave " in told(100, 5 * MBIT, own=1000 * MBIT)
+    assert "waiting for the lines of the coordinator and the helpers; one more helper with 1000" in told(
+        40, 100 * MBIT, [Helpers(1, 1000 * MBIT)]
+    )

@@ -1,6 +1,7 @@
 """A session in a terminal."""
 
 import io
+from dataclasses import replace
 
 from dedloc_kit.display.console import Console
 from dedloc_kit.session.display import SessionDisplay, view
@@ -28,3 +29,17 @@ def test_an_announcement_stays_in_the_view() -> None:
     console.print(view(ANNOUNCED))
     assert isinstance(console.file, io.StringIO)
     assert "The organizer: [bold]Half way![/bold]" in console.file.getvalue()
+
+
+def test_a_lent_line_is_shown_with_what_it_carried_and_with_no_samples() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    lending = Snapshot(phase="training", text="lending this machine's line", carried=1_200_000, seconds_given=7200.0)
+    console.print(view(replace(lending, device="CPU, 1 core", global_batch=64, batch_samples=8, total_samples=0)))
+    console.print(view(replace(lending, phase="left")))
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "1.2 MB carried in 2 h" in told
+    assert "Thank you: 1.2 MB carried in 2 h" in told
+    assert "mine" not in told
+    assert "samples/s" not in told
+    assert "of computing" not in told

@@ -21,6 +21,12 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
     parser.add_argument(
+        "--helpers",
+        default="",
+        metavar="MIX",
+        help="who lends a line (dedloc lend): COUNT@LINE and so on, such as 3@1gbit; default: nobody",
+    )
+    parser.add_argument(
         "--compare",
         action="append",
         default=[],
@@ -36,12 +42,13 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.organizer.check import check
-    from dedloc_kit.organizer.prediction import read_line, read_volunteers
+    from dedloc_kit.organizer.prediction import read_helpers, read_line, read_volunteers
 
     check(
         run_of(options),
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
+        helpers=read_helpers(options.helpers),
         compare=options.compare,
         offline=options.offline,
         devices=options.devices,

@@ -34,6 +34,7 @@ STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
+LENDERS = 100
 MOMENTS = 5
 LEFT_OUT_STEPS = 20
 SENT_AWAY = 50
@@ -231,6 +232,13 @@ class RunView:
             for team, people in members.items()
         ]
         return schemas.Teams(teams=sorted(teams, key=lambda team: (-team.samples, team.team)))
+
+    def lenders(self) -> schemas.Lenders:
+        """Who lent a line, the most bytes first."""
+        found = self._recorded.read(lambda ledger: ledger.lenders(LENDERS)) or []
+        with self._lock:
+            here = {peer.peer for peer in self._peers if peer.follower}
+        return schemas.Lenders(lenders=[schemas.Lender(**vars(each), active=each.peer in here) for each in found])
 
     def standing(self, peer: str, after: int) -> Standing:
         """Where a peer stands, with the losses after a global step."""

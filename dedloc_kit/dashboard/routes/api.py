@@ -70,6 +70,11 @@ def routes(
         """All teams, most samples first."""
         return kept.answer(request, view.teams)
 
+    @router.get("/lenders", response_model=schemas.Lenders)
+    def lenders(request: Request) -> Response:
+        """Who lent a line, the most bytes first."""
+        return kept.answer(request, view.lenders)
+
     @router.get("/peers", response_model=schemas.Peers)
     def peers(request: Request, offset: Offset = 0, limit: PeersLimit = MAX_PEERS) -> Response:
         """Who is in the swarm now, volunteers first."""

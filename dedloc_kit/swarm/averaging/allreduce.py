@@ -15,11 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.records import Absence
+from dedloc_kit.records import Absence, Carried
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
+from dedloc_kit.swarm.averaging.carried import carried
 from dedloc_kit.swarm.averaging.codec import decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
@@ -107,8 +108,9 @@ class AllReduce:
 
     @property
     def upload_rate(self) -> float | None:
-        """Bytes per second at which this peer's gradients came to the reducers, if it sent any."""
-        return self._window.rate or None
+        """Bytes per second at which this peer's gradients came to the reducers; of one that has none, at which its
+        averages came to the members."""
+        return (self._window.rate if self.handshake.mine.samples else self._reducing.rate) or None
 
     @property
     def messages(self) -> list[bytes]:
@@ -133,6 +135,22 @@ class AllReduce:
         if roll is None or not self.plan.one_row:
             return ()
         return tuple(self.plan.members[owner] for owner in self.plan.deal(roll.reducers).owners[0])
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """What the lines of those have carried who reduced and gave no samples."""
+        roll, brought = self._voter.roll, self.introductions
+        assert roll is not None
+        assert brought is not None
+        lenders = [member for member in roll.counted if not brought.contributions[self.plan.members[member]].samples]
+        parts = [
+            self._coding.of_gradients(begin, self.plan.layout).byte_count(end - begin)
+            for begin, end in self.plan.chunks
+        ]
+        sizes = [part + len(average) for part, average in zip(parts, self.messages, strict=True)]
+        found = carried(self.plan, roll.reducers, lenders, brought.weights, sizes)
+        peers = {self.plan.members[member]: size for member, size in found.items()}
+        return {peer: Carried(bytes=size, name=brought.contributions[peer].name) for peer, size in peers.items()}
 
     @property
     def differing(self) -> list[tuple[bytes, ...]]:
@@ -296,6 +314,7 @@ class AllReduce:
                         if self._voter.roll is not None:  # before it, one may wait for any member
                             self.longest_silence = max(self.longest_silence, silence)
                         self.take_average(reducer, content)
+                        link.post(say(Says.CAME))
                     else:
                         self._voter.hear_reducer(reducer, link, says, content)
         except Ended as ended:
@@ -412,6 +431,8 @@ class AllReduce:
                     link.post(say(Says.CAME))
                     self._reducing.part_came()
                     self._voter.part_came()
+                elif says == Says.CAME:
+                    self._reducing.average_came(member)
                 elif says == Says.AVERAGE:
                     self.take_average(member, content)
                 elif says == Says.MEAN and self.plan.rows[member] != self.row:

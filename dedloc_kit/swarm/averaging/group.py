@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.records import MAX_ROWS, Count, Digest, PeerId, Record, RunId
+from dedloc_kit.records import MAX_MEMBERS, MAX_ROWS, Count, Digest, PeerId, Record, RunId
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES
 
-MAX_MEMBERS = 2048
 MAX_ROW = 256
 """Members that one row's leader brings."""
 MAX_GROUP_BYTES = 200 * MAX_MEMBERS

@@ -27,7 +27,7 @@ class Says(IntEnum):
     """Of a member's gradient: which chunk (4 bytes), and its values, encoded; before these, where members have pledged
     what they send, the path to the root that they have signed (a byte for its length, and 32 for each hash)."""
     CAME = 2
-    """To a member: its next part has come."""
+    """To a member: its next part has come. To a reducer: its next average has."""
     HERE = 3
     """Still here."""
     FOLLOWS = 4

@@ -19,6 +19,7 @@ from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.means import Means
 from dedloc_kit.swarm.averaging.plan import Deal
 from dedloc_kit.swarm.averaging.reducer import Reducer
+from dedloc_kit.swarm.averaging.window import Meter
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
@@ -44,6 +45,16 @@ class Reducing:
         self._paused = False
         self._sent: set[tuple[Link, int]] = set()
         self._came = asyncio.Event()
+        self._meter = Meter(len(round.plan.members))
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second at which averages came to all members together, as they say; 0 before any has."""
+        return self._meter.rate
+
+    def average_came(self, member: int) -> None:
+        """It says so."""
+        self._meter.came(member)
 
     def foresee(self, roll: Roll) -> None:
         """Average before there is a roll those who will be on it if nobody is left out: so the lines go both ways at
@@ -138,6 +149,7 @@ class Reducing:
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for average in sorted(done, key=waiting.__getitem__):
                         number = waiting.pop(average)
+                        self._meter.sent(member, len(average.result()))
                         await link.send(messages.average(number, roll, average.result()))
                         self._sent.add((link, number))
 

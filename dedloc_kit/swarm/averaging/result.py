@@ -5,7 +5,7 @@ from typing import Literal
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Absence, Contribution
+from dedloc_kit.records import Absence, Carried, Contribution
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,13 @@ class RoundResult:
     """Peers that did so as other members say."""
     absent: dict[str, Absence] = field(default_factory=dict)
     """Members of the group that do not count, and why, as this peer saw it itself."""
+    carried: dict[str, Carried] = field(default_factory=dict)
+    """See GlobalStep."""
     seconds: float = 0.0
     """What the all-reduce took."""
     ended: float = field(default_factory=get_dht_time)
     """When it was over (DHT time)."""
     longest_silence: float = 0.0
     upload_rate: float | None = None
-    """Bytes per second at which this peer's gradients came to the reducers."""
+    """Bytes per second at which this peer's gradients came to the reducers; of a follower, its averages to the
+    members."""

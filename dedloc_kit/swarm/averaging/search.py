@@ -15,10 +15,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from dedloc_kit.records import Record
+from dedloc_kit.records import MAX_MEMBERS, Record
 from dedloc_kit.swarm.averaging.group import (
     MAX_GROUP_BYTES,
-    MAX_MEMBERS,
     Coming,
     Group,
     GroupRequest,

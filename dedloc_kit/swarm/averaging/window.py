@@ -10,11 +10,61 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from statistics import median
 
 AHEAD, MIN_AHEAD = 12, 4
 """Parts that have not come, as far as a member knows: at least in all, and at least for each reducer."""
 MAX_WAIT = 1.0
 """Seconds until a member sends its next part in any case: who sends nothing for long counts as gone."""
+
+
+class Meter:
+    """How fast what goes to some peers comes there, as they say: of each the bytes that came over the seconds in which
+    any were on their way."""
+
+    def __init__(self, peers: int) -> None:
+        self._under_way: list[deque[tuple[float, int]]] = [deque() for _ in range(peers)]
+        """Since when, and how many bytes, of what has not come."""
+        self._bytes, self._busy_seconds, self._last_arrival = [0] * peers, [0.0] * peers, [0.0] * peers
+
+    def sent(self, peer: int, size: int) -> None:
+        """So many bytes go there now."""
+        self._under_way[peer].append((time.monotonic(), size))
+
+    def came(self, peer: int) -> bool:
+        """It says that the next of them have come; returns whether any were on their way."""
+        if not self._under_way[peer]:
+            return False
+        (began, size), now = self._under_way[peer].popleft(), time.monotonic()
+        self._busy_seconds[peer] += max(0.0, now - max(began, self._last_arrival[peer]))
+        self._last_arrival[peer] = now
+        self._bytes[peer] += size
+        return True
+
+    def gone(self, peer: int) -> int:
+        """Nothing more comes there; returns of how many messages that is now known."""
+        count = len(self._under_way[peer])
+        self._under_way[peer].clear()
+        return count
+
+    @property
+    def empty(self) -> bool:
+        """Has all come that was sent?"""
+        return not any(self._under_way)
+
+    @property
+    def rates(self) -> list[float]:
+        """Bytes per second of each to whom anything has come."""
+        return [size / busy for size, busy in zip(self._bytes, self._busy_seconds, strict=True) if busy]
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second to all of these together; 0 before anything has come.
+
+        The median stands for all: so a few who say that all has come at once, or late, change little.
+        """
+        rates = self.rates
+        return len(rates) * median(rates) if rates else 0.0
 
 
 class SendWindow:
@@ -27,25 +77,20 @@ class SendWindow:
         self._parts, self._reducers = list(parts), _some(parts)
         self._ahead = max(AHEAD, MIN_AHEAD * len(self._reducers))
         self._sent = [0] * len(parts)
-        self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts that have not come
+        self._meter = Meter(len(parts))
         self._count = 0
-        """Of those, and of those that go as soon as whoever was called sends them."""
+        """Of parts that have not come, and of those that go as soon as whoever was called sends them."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._bytes = [0] * len(parts)
-        self._busy_seconds = [0.0] * len(parts)  # in which a part was on its way
-        self._last_arrival = [0.0] * len(parts)
 
     @property
     def rate(self) -> float:
         """Bytes per second to all reducers while any were on their way; 0 before all have come."""
-        if any(self._under_way):
-            return 0.0
-        return sum(size / busy for size, busy in zip(self._bytes, self._busy_seconds, strict=True) if busy)
+        return sum(self._meter.rates) if self._meter.empty else 0.0
 
     @property
     def empty(self) -> bool:
         """Has all come that was sent?"""
-        return not any(self._under_way)
+        return self._meter.empty
 
     async def room(self, reducer: int) -> None:
         """Wait until the next part for this reducer may go; the caller then says `sent` at once."""
@@ -72,21 +117,16 @@ class SendWindow:
 
     def sent(self, reducer: int, size: int) -> None:
         """A part, of so many bytes, goes now."""
-        self._under_way[reducer].append(time.monotonic())
+        self._meter.sent(reducer, size)
         self._count += 1
         self._sent[reducer] += 1
-        self._bytes[reducer] += size
         self._call()
 
     def came(self, reducer: int) -> None:
         """It says that the next part has come."""
-        if not self._under_way[reducer]:
-            return
-        began, now = self._under_way[reducer].popleft(), time.monotonic()
-        self._busy_seconds[reducer] += max(0.0, now - max(began, self._last_arrival[reducer]))
-        self._last_arrival[reducer] = now
-        self._count -= 1
-        self._call()
+        if self._meter.came(reducer):
+            self._count -= 1
+            self._call()
 
     def deal(self, parts: Sequence[int]) -> None:
         """So many parts go to each reducer from now on, those that went there before included."""
@@ -95,8 +135,7 @@ class SendWindow:
 
     def gone(self, reducer: int) -> None:
         """Nothing more goes there, and nobody waits for what went."""
-        self._count -= len(self._under_way[reducer])
-        self._under_way[reducer].clear()
+        self._count -= self._meter.gone(reducer)
         self.deal([0 if number == reducer else count for number, count in enumerate(self._parts)])
 
     def _progress(self, reducer: int) -> float:

@@ -17,7 +17,17 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, LeftOut, Progress, Receipt, Rewind
+from dedloc_kit.records import (
+    Carried,
+    Contribution,
+    Decay,
+    GlobalStep,
+    Instructions,
+    LeftOut,
+    Progress,
+    Receipt,
+    Rewind,
+)
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -399,7 +409,7 @@ class CollaborativeOptimizer:
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._rounds.stepped(taken)  # before it tells: what it computed since is open
         self._report()
-        self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)
+        self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)
 
     def _ordered_in(self, contributions: Mapping[str, Contribution]) -> int:
         organizer, rewound = self.tracker.belief.organizer, self.state.rewound
@@ -440,13 +450,14 @@ class CollaborativeOptimizer:
         contributions: dict[str, Contribution],
         parts: Mapping[str, float],
         left_out: LeftOut | None = None,
+        carried: Mapping[str, Carried] | None = None,
     ) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         decay = self.state.decay
         if decay is not None and decay != self._told_decay:
             _log.warning(falling(decay))
         self._told_decay = decay
-        self._on_step(global_step(receipt, contributions, parts, left_out), contributions)
+        self._on_step(global_step(receipt, contributions, parts, left_out, carried), contributions)
 
     # Keeping up with the swarm
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, LeftOut, Receipt, Rewind
+from dedloc_kit.records import Carried, Contribution, Decay, DecayOrder, GlobalStep, LeftOut, Receipt, Rewind
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import Signer
@@ -84,6 +84,7 @@ def global_step(
     contributions: dict[str, Contribution],
     parts: Mapping[str, float] | None = None,
     left_out: LeftOut | None = None,
+    carried: Mapping[str, Carried] | None = None,
 ) -> GlobalStep:
     """The step as everyone's ledger has it; its loss is the mean over the samples.
 
@@ -99,5 +100,6 @@ def global_step(
         peers=len(contributions),
         seconds=receipt.seconds,
         left_out=left_out,
+        carried=dict(carried or {}),
         **(parts or {}),
     )

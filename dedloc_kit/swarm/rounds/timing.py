@@ -40,7 +40,8 @@ class AdaptiveTimeouts:
     def averaged(self, seconds: float, longest_silence: float, upload_rate: float | None) -> None:
         """An all-reduce is complete.
 
-        :param upload_rate: bytes per second at which this peer's gradients came to the reducers, if it had any
+        :param upload_rate: bytes per second at which this peer's gradients came to the reducers, or a follower's
+            averages to the members, if it had any
         """
         self._averaging.append(seconds)
         self._silences.append(longest_silence)

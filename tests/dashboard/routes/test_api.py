@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Conviction, Ledger
-from dedloc_kit.records import AbsentRow, Announcement, Checks, Contribution, GlobalStep, LeftOut
+from dedloc_kit.records import AbsentRow, Announcement, Carried, Checks, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
@@ -25,6 +25,7 @@ LISTS = (
     "people",
     "people/p",
     "teams",
+    "lenders",
     "peers",
     "regions",
     "rounds",
@@ -193,6 +194,22 @@ def test_teams_add_up_what_their_members_gave(client: TestClient, recording: Rec
     recording.ledger.record_presence([volunteer("asha", team="delta"), volunteer("bo", team="delta")])
     (team,) = told(client, "teams")["teams"]
     assert (team["team"], team["samples"], team["members"]) == ("delta", 50, 2)
+
+
+def test_lent_lines_stand_beside_the_people_and_in_no_sum_of_theirs(
+    client: TestClient, recording: Recording, dashboard: Dashboard
+) -> None:
+    assert told(client, "lenders") == {"lenders": []}
+    recording.step(asha=64)
+    step = GlobalStep(step=2, round="b2", time=1.0, samples=0, loss=None, peers=2, seconds=7.0)
+    carried = {"Qm1": Carried(bytes=10**9, name=HOSTILE), "Qm2": Carried(bytes=5, name="bo")}
+    recording.ledger.record_step(step.model_copy(update={"carried": carried}), {})
+    dashboard.publish(Peers(peers=(seen("Qm2", follower=True),)))
+    first, second = told(client, "lenders")["lenders"]
+    assert (first["peer"], first["name"], first["bytes"], first["seconds"]) == ("Qm1", HOSTILE, 10**9, 7.0)
+    assert [first["active"], second["active"]] == [False, True]
+    assert [person["peer"] for person in told(client, "people")["people"]] == ["asha"]
+    assert told(client, "people")["samples_total"] == 64
 
 
 def test_peers_tell_how_they_are_connected_and_how_far_behind_they_are(

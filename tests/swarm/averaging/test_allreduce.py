@@ -89,7 +89,7 @@ def sends(member: AllReduce) -> bool:
 def has_sent(member: AllReduce) -> bool:
     """All of its parts have come, as far as it knows."""
     sent = len(member._sent) >= len(member.plan.chunks) - len(member.parts.mine)
-    return sent and not any(member._window._under_way)
+    return sent and member._window.empty
 
 
 def knows_the_roll(member: AllReduce) -> bool:

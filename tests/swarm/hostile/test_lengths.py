@@ -25,10 +25,11 @@ from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.records import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
 from dedloc_kit.swarm.averaging.codec import codec_of, decode_all
-from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, MAX_MEMBERS, Group, Join, Member
+from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, Group, Join, Member
 from dedloc_kit.swarm.averaging.row_meeting import RowService
 from dedloc_kit.swarm.averaging.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService

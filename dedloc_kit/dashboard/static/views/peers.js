@@ -67,7 +67,7 @@ function peerRow() {
   cells[0].scope = "row";
   cells[0].append(
     build("a", { class: "name" }),
-    build("span", { class: "badge", text: "coordinator" }),
+    build("span", { class: "badge", text: "lends its line" }),
     build("bdi", { class: "team" }),
   );
   return build("tr", {}, ...cells);

@@ -1,0 +1,140 @@
+"""Those who only average: how fast their lines are found to be, and what it is found that they carried."""
+
+import math
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from benchmarks.lib.lines import Lines, SimulatedTime
+from dedloc_kit.swarm.averaging.agreement.roll import Roll
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
+from dedloc_kit.swarm.averaging.carried import WHOLE, carried
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.window import Meter
+from dedloc_kit.training.flat import FlatLayout
+from tests.swarm.averaging.test_slow_lines import Slow
+
+COORDINATOR, LENDER = 0, 1
+SAMPLES = (0, 0, 5, 4, 3, 7, 2, 6)
+RATES = (250_000.0, 1_000_000.0, *[300_000.0] * 6)
+"""Bytes per second: the coordinator's line is slow, all others are clients."""
+SIZE = 700_000
+
+
+def meet(shares: tuple[int, ...]) -> tuple[Slow, float, list[float | None]]:
+    """A round with these shares; how long it took, and what each line was found to be."""
+    torch.manual_seed(0)
+    party = Slow([torch.randn(SIZE) for _ in SAMPLES], SAMPLES, compression="4bit", clients=6)
+    party.plan = Plan(party.plan.members, party.plan.layout, shares)
+    simulated = SimulatedTime()
+    began = simulated.now
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, RATES)
+        assert runner.run(party.meet()) == [None] * len(SAMPLES)
+    return party, simulated.now - began, [member.upload_rate for member in party.members]
+
+
+def test_work_goes_to_a_lent_line_as_it_is_measured_and_a_round_takes_less_time() -> None:
+    bandwidths: list[float | None] = [None, None, *[0.0] * 6]
+    shares = balanced(SIZE, bandwidths)
+    assert shares[:2] == (SIZE // 2, SIZE // 2), "nothing is known of them"
+    party, seconds, found = meet(shares)
+    slow, quick = found[:2]
+    assert slow == pytest.approx(RATES[COORDINATOR], rel=0.25)
+    assert quick is not None
+    assert quick > 3 * RATES[COORDINATOR]
+    again, less, _ = meet(balanced(SIZE, [slow, quick, *[0.0] * 6]))
+    assert again.plan.shares[LENDER] > 5 * again.plan.shares[COORDINATOR]
+    assert less < seconds / 2
+    gifts = [next(iter(each.members)).carried for each in (party, again)]
+    assert all(set(gift) == {"peer0", "peer1"} for gift in gifts)
+    assert gifts[0]["peer1"].bytes == pytest.approx(gifts[0]["peer0"].bytes, rel=0.01)
+    assert gifts[0]["peer1"].bytes == pytest.approx(len(SAMPLES[2:]) * SIZE / 2, rel=0.05), "4 bits up and 4 down"
+    assert gifts[1]["peer1"].bytes == pytest.approx(
+        2 * gifts[0]["peer1"].bytes * again.plan.shares[LENDER] / SIZE, rel=0.05
+    )
+
+
+class Silent(AllReduce):
+    """Takes what it is given, and gives no averages."""
+
+    def foresee(self, roll: Roll) -> None:
+        pass
+
+    def reduce(self, roll: Roll) -> None:
+        pass
+
+
+class Outdated(Silent):
+    """Gives averages of another roll than the one of this round."""
+
+    def reduce(self, roll: Roll) -> None:
+        old = SimpleNamespace(name=b"\x07" * 32, reducers=roll.reducers, introductions=roll.introductions)
+        self._reducing.begin(cast(Roll, old))
+
+
+@pytest.mark.parametrize("kind", [Silent, Outdated])
+def test_a_round_ends_without_a_lender_that_gives_nothing_or_what_is_old_and_it_is_named(kind: type[AllReduce]) -> None:
+    torch.manual_seed(0)
+    samples = (0, 0, 5, 4, 3)
+    party = Slow([torch.randn(SIZE // 4) for _ in samples], samples, clients=2, organizer=COORDINATOR)
+    party.patience, party.kinds = Patience(2.0, 4.0), {LENDER: kind}
+    simulated = SimulatedTime()
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1_000_000.0] * len(samples))
+        outcomes = runner.run(party.meet())
+    living = [number for number in range(len(samples)) if number != LENDER]
+    assert [outcomes[number] for number in living] == [None] * len(living)
+    mean = torch.tensor([5.0, 4.0, 3.0]) @ torch.stack(list(party.gradients[2:])) / 12.0
+    for number in living:
+        assert float((party.averages[number] - mean).norm() / mean.norm()) < 1e-5
+        assert "peer1" not in party.members[number].carried
+    seen = [party.members[number].culprits | party.members[number].doubted for number in living]
+    assert any("peer1" in each for each in seen)
+
+
+def test_one_who_says_that_all_came_at_once_makes_no_line_faster() -> None:
+    meter, simulated = Meter(6), SimulatedTime()
+    with simulated.running():
+        for member in range(6):
+            meter.sent(member, 1000)
+        for member in range(6):
+            simulated.now += 1.0 if member else 1e-6
+            assert meter.came(member)
+            assert not meter.came(member), "of nothing that is on its way"
+    assert 6 * 1000 / 5 < meter.rate < 6 * 1000
+
+
+def layout(size: int) -> FlatLayout:
+    return FlatLayout.of([torch.empty(size)])
+
+
+def plan_of(shares: tuple[int, ...], rows: tuple[int, ...] = ()) -> Plan:
+    return Plan(tuple(f"peer{number}" for number in range(len(shares))), layout(100), shares, rows)
+
+
+def test_what_a_line_carried_follows_from_who_reduced_and_who_counts() -> None:
+    plan = plan_of((40, 60, 0, 0))
+    sizes = [10 * (end - begin) for begin, end in plan.chunks]
+    assert carried(plan, (0, 1), (0, 1), {0: 0, 1: 0, 2: 30, 3: 40}, sizes) == {0: 800, 1: 1200}
+    assert carried(plan, (0, 1), (0,), {0: 0, 1: 20, 2: 30}, sizes) == {0: 800}, "who trains lends nothing"
+    assert carried(plan, (1,), (0, 1), {0: 0, 1: 0, 2: 30}, sizes) == {1: 1000}, "who died carried nothing"
+    assert carried(plan, (0, 1), (1,), {1: 0, 2: 30}, sizes) == {1: 600}, "nor does who is not on the roll"
+    in_rows = plan_of((100, 0, 100, 0), (0, 0, 1, 1))
+    sizes = [10 * (end - begin) for begin, end in in_rows.chunks]
+    assert carried(in_rows, (0, 2), (0, 2), {0: 0, 1: 30, 2: 0, 3: 0}, sizes) == {0: 1000, 2: 0}
+
+
+def test_friends_who_give_next_to_nothing_bring_a_lender_next_to_nothing() -> None:
+    friends, honest = range(2, 62), range(62, 66)
+    weights = {0: 0, 1: 0, **dict.fromkeys(friends, 1), **dict.fromkeys(honest, 10_000)}
+    plan = plan_of((40, 60, *[0] * 64))
+    sizes = [10 * (end - begin) for begin, end in plan.chunks]
+    bytes_ = carried(plan, (0, 1), (0, 1), weights, sizes)
+    alone = carried(plan, (0, 1), (0, 1), {m: w for m, w in weights.items() if m not in friends}, sizes)
+    assert bytes_[1] - alone[1] == pytest.approx(60 * 1 / (WHOLE * 40_060) * 600, abs=1)
+    assert bytes_[1] < 1.04 * alone[1]
+    crowd = {0: 0, 1: 0, **dict.fromkeys(range(2, 66), 1)}
+    assert math.isclose(carried(plan, (0, 1), (0, 1), crowd, sizes)[1], 64 * 600)
