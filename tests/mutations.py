@@ -4311,6 +4311,13 @@ MUTATIONS = (
         "tests/swarm/transfer/test_service.py -k missed_average",
     ),
     Mutation(
+        "a peer is a relay for strangers",
+        "swarm/network/bounds.py",
+        "(program, WITHOUT_RELAY, **options)",
+        "(program, **options)",
+        "tests/swarm/network/test_reach.py -k carries_what_strangers",
+    ),
+    Mutation(
         "a call may bring any length",
         "swarm/network/bounds.py",
         "if len(data) > self._most:",

@@ -193,6 +193,7 @@ async def _knock(
         p2p = await BoundedP2P.create(
             initial_peers=there,
             identity_path=str(identity.path),
+            check_if_identity_free=not identity.new,
             dht_mode="client",
             no_listen=True,
             use_relay=False,

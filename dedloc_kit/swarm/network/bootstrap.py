@@ -104,8 +104,8 @@ def start_node(
             client_mode=around.reach.client_mode,
             network={
                 "identity_path": str(identity.path),
-                # Who has just asked for a token found out then, and may seem to be still there.
-                "check_if_identity_free": not gate.token,
+                # Who has just asked for a token found out then, and may seem to be still there. To look takes a p2pd.
+                "check_if_identity_free": not (gate.token or identity.new),
                 "startup_timeout": STARTUP_TIMEOUT,
                 "use_relay": False,
                 "use_auto_relay": False,

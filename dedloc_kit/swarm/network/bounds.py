@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -19,6 +20,8 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 CLOSE_SECONDS = 10.0
 STREAMS_AT_A_TIME, CALLS_AT_A_TIME = (24, 512), (32, 512)
 """Which one peer may have open to a process of ours, and all together. An honest one has at most a dozen."""
+WITHOUT_RELAY = f"-f={Path(__file__).with_name('p2pd.json')}"
+"""p2pd's option `-relay` leaves its relay on; only a file of settings turns it off."""
 
 BinaryHandler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 M = TypeVar("M", bound=Message)
@@ -87,6 +90,12 @@ class BoundedP2P(P2P):
     def __init__(self) -> None:
         super().__init__()
         self._streams, self._calls = AtATime(*STREAMS_AT_A_TIME), AtATime(*CALLS_AT_A_TIME)
+
+    @staticmethod
+    def _make_process_args(program: str, **options: Any) -> list[str]:
+        """A relay would carry strangers' traffic, and takes half a second of a core and 30 MB to begin with."""
+        arguments: list[str] = P2P._make_process_args(program, WITHOUT_RELAY, **options)
+        return arguments
 
     # What others ask of us
 

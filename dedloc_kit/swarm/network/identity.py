@@ -44,7 +44,9 @@ class Identity:
         """Read the key, or make one. Raises UserError if the folder cannot be written."""
         self.path = path
         try:
-            if not path.exists():
+            self.new = not path.exists()
+            """Made just now: nobody else can be using it."""
+            if self.new:
                 _generate(path)
             data = path.read_bytes()
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hivemind import DHT
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.errors import UserError
@@ -213,6 +214,30 @@ def test_an_asked_peer_tells_nothing_about_ports_where_its_asker_does_not_listen
         answers = ask(node, *(question(port, secret) for port in ports))
     assert [answer and answer.verdict for answer in answers] == ["reached", "unreached", "unreached", "unreached"]
     assert visitors == ["127.0.0.1"], "it tries once"
+
+
+def test_no_peer_carries_what_strangers_send_each_other(start: Start) -> None:
+    relays = "/libp2p/circuit/relay/0.2.0/hop"
+
+    async def ask_all() -> list[bool]:
+        """Which of hivemind's peer and ours offers to be a relay."""
+        other = await P2P.create(startup_timeout=DEADLINE)
+        known = [*addresses_of(node), *map(str, await other.get_visible_maddrs())]
+        stranger = await P2P.create(initial_peers=known, startup_timeout=DEADLINE)
+        try:
+            return [await offers(stranger, other.peer_id), await offers(stranger, node.peer_id)]
+        finally:
+            await stranger.shutdown()
+            await other.shutdown()
+
+    async def offers(asker: P2P, peer: PeerID) -> bool:
+        with suppress(ControlFailure):
+            (await asker._client.stream_open(peer, (relays,)))[2].close()
+            return True
+        return False
+
+    node = start()
+    assert in_own_loop(ask_all()) == [True, False]
 
 
 def test_nonsense_is_refused_and_does_no_harm(start: Start) -> None:
