@@ -25,8 +25,8 @@ def join(
 ) -> Participation | None:
     """See `dedloc_kit.join` and `dedloc_kit.lend`."""
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
-    given = {key: value for key, value in settings.items() if value is not None}
-    given |= {"drive_only": drive_only, "lends": lends}
+    chosen = {key: value for key, value in settings.items() if value is not None}
+    given = {**chosen, "drive_only": drive_only, "lends": lends}
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
