@@ -29,6 +29,8 @@ def serving(folder: Path, what: Path, *arguments: str) -> Iterator[subprocess.Po
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell lets what it starts in the background ignore interrupts, and so all that is started by that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process

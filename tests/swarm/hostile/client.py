@@ -24,6 +24,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import node_id_of
+from tests.swarm.harness import Stranger
 
 T = TypeVar("T")
 PATIENCE = 10.0
@@ -96,8 +97,12 @@ class Hostile:
     async def _connect(self) -> P2P:
         hidden = {"dht_mode": "client", "no_listen": True}
         how = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"]} if self._listens else hidden
-        return await P2P.create(
-            initial_peers=self._peers, identity_path=str(self.identity.path), startup_timeout=60.0, **how
+        return await Stranger.create(
+            initial_peers=self._peers,
+            identity_path=str(self.identity.path),
+            check_if_identity_free=False,
+            startup_timeout=60.0,
+            **how,
         )
 
     def do(self, work: Coroutine[Any, Any, T], seconds: float = PATIENCE) -> T:

@@ -27,7 +27,7 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.reach import Question, Reachability, Reply
 from dedloc_kit.swarm.network.service import Endpoint
-from tests.swarm.harness import RUN_ID, open_node, progress, wait_until
+from tests.swarm.harness import RUN_ID, Stranger, open_node, progress, wait_until
 
 DEADLINE = 60.0
 Start = Callable[..., Node]
@@ -126,7 +126,7 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
         return None
 
     async def ask_all() -> list[Reply | None]:
-        p2p = await P2P.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=DEADLINE)
+        p2p = await Stranger.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=DEADLINE)
         answers = [await ask_one(Endpoint(p2p, RUN_ID), question) for question in questions]
         await p2p.shutdown()
         return answers
@@ -264,7 +264,7 @@ def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
             return Reply(verdict="reached", host="192.0.2.9")
 
     async def ask_the_liar() -> reach.Reach:
-        liar = await P2P.create(startup_timeout=DEADLINE)
+        liar = await Stranger.create(startup_timeout=DEADLINE)
         await Endpoint(liar, RUN_ID).add(Lying(liar, lambda *_: ""))
         try:
             addresses = [str(address) for address in await liar.get_visible_maddrs()]
