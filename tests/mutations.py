@@ -3234,15 +3234,15 @@ MUTATIONS = (
     Mutation(
         "a step does not say who was left out",
         "swarm/rounds/optimizer.py",
-        "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)",
-        "self._tell(receipt, outcome.contributions, parts)",
+        "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)",
+        "self._tell(receipt, outcome.contributions, parts, None, outcome.carried)",
         "tests/swarm/rounds/test_optimizer.py -k who_was_left_out",
     ),
     Mutation(
         "the result of a round does not say who was absent",
         "swarm/averaging/service.py",
-        "                absent=runner.absent,\n                seconds",
-        "                seconds",
+        "                absent=runner.absent,\n                carried",
+        "                carried",
         "tests/swarm/averaging/test_service.py -k left_somebody_out",
     ),
     Mutation(
