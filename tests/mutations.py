@@ -2961,8 +2961,8 @@ MUTATIONS = (
     Mutation(
         "a step does not say who was left out",
         "swarm/rounds/optimizer.py",
-        "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)",
-        "self._tell(receipt, outcome.contributions, parts)",
+        "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)",
+        "self._tell(receipt, outcome.contributions, parts, None, outcome.carried)",
         "tests/swarm/rounds/test_optimizer.py -k who_was_left_out",
     ),
     Mutation(
