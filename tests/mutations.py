@@ -2968,8 +2968,8 @@ MUTATIONS = (
     Mutation(
         "the result of a round does not say who was absent",
         "swarm/averaging/service.py",
-        "                absent=runner.absent,\n                seconds",
-        "                seconds",
+        "                absent=runner.absent,\n                carried",
+        "                carried",
         "tests/swarm/averaging/test_service.py -k left_somebody_out",
     ),
     Mutation(

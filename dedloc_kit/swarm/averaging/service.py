@@ -276,10 +276,10 @@ class AveragingService(Service):
                 culprits=frozenset(runner.culprits),
                 named=frozenset(runner.doubted),
                 absent=runner.absent,
+                carried=runner.carried,
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
-                carried=runner.carried,
             )
         except GroupRefused as refusal:
             assert runner is not None
