@@ -2,14 +2,17 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import dedloc_kit
 from dedloc_kit import lender
+from dedloc_kit.cli.main import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import LocalProgress, Peers, StepDone
 from dedloc_kit.machine.account import CODE
@@ -66,3 +69,26 @@ def test_a_run_in_stages_has_no_use_for_a_line_alone(tmp_path: Path) -> None:
     peer = PeerConfig(folder=tmp_path, lends=True)
     with pytest.raises(UserError, match="cut into stages"):
         volunteer(invited(staged_run()), peer, lambda _: None, threading.Event())
+
+
+def test_a_notebook_and_a_terminal_lend_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[dict[str, Any]]()
+
+    def session(where: str, *, settings: dict[str, Any], **_: object) -> SimpleNamespace:
+        begun.append({"where": where, **settings})
+        return SimpleNamespace(snapshot=lambda: SimpleNamespace(problem=None))
+
+    def take_part(_where: str, _sessions: object, start: Callable[[str], object], *_: object, **__: object) -> None:
+        start("")
+
+    monkeypatch.setattr("dedloc_kit.notebook.join.Session", session)
+    monkeypatch.setattr("dedloc_kit.notebook.join.take_part", take_part)
+    monkeypatch.setattr("dedloc_kit.session.session.Session", session)
+    monkeypatch.setattr("dedloc_kit.session.display.watch", lambda _: None)
+    monkeypatch.setattr("dedloc_kit.cli.commands.lend.code_for", lambda _: "")
+    dedloc_kit.lend("run.json", name="Lena")
+    options = parser().parse_args(["lend", "run.json", "--name", "Lena", "--swarm-port", "31337"])
+    assert options.call(options) == 0
+    assert [(each["where"], each["name"], each["lends"]) for each in begun] == [("run.json", "Lena", True)] * 2
+    assert begun[1]["port"] == 31337
+    assert PeerConfig(folder=Path("x"), **{k: v for k, v in begun[1].items() if k != "where"}).devices == "cpu"

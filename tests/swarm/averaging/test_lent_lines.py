@@ -57,6 +57,26 @@ def test_work_goes_to_a_lent_line_as_it_is_measured_and_a_round_takes_less_time(
     )
 
 
+def test_lines_that_are_alike_are_found_to_be_and_the_busiest_one_has_less_to_do() -> None:
+    clients, size, busiest = 6, SIZE // 2, dict[int, int]()
+    for lenders in (0, 2):
+        reducers = 1 + lenders
+        samples = (0,) * reducers + SAMPLES[2:]
+        torch.manual_seed(0)
+        party = Slow([torch.randn(size) for _ in samples], samples, compression="4bit", clients=clients)
+        party.plan = Plan(party.plan.members, party.plan.layout, balanced(size, [1.0] * reducers + [0.0] * clients))
+        simulated = SimulatedTime()
+        with simulated.running() as runner:
+            party.wires = Lines(simulated, [100_000.0] * len(samples))
+            assert runner.run(party.meet()) == [None] * len(samples)
+        found = [member.upload_rate or 0.0 for member in party.members[:reducers]]
+        assert max(found) < 1.25 * min(found), "less than the step in which lines are told"
+        assert 90_000.0 < min(found) < 150_000.0, "a few chunks do not fill it all the time"
+        busiest[lenders] = max(party.wires.sent)
+    # Each of them gets the averages as well: with more clients it comes to a third.
+    assert busiest[2] / busiest[0] == pytest.approx((clients + 2) / (clients * 3), rel=0.05)
+
+
 class Silent(AllReduce):
     """Takes what it is given, and gives no averages."""
 

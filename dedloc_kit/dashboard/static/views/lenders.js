@@ -1,7 +1,7 @@
 // Who lent a line: a gift of its own kind, beside the samples of the others.
 
 import { build, keyed, section, setName, setText } from "../dom.js";
-import { ago, bytes, count, duration, plural } from "../format.js";
+import { ago, bytes, duration, plural } from "../format.js";
 import { nameOf, tally } from "../names.js";
 import { keepAsking } from "../run.js";
 
