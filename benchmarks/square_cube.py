@@ -96,7 +96,8 @@ class Layer:
         )
         self._gpu = device.startswith("cuda")
         kind = torch.bfloat16 if self._gpu else torch.float32
-        self._layer = LlamaModel(config).to(device, kind)
+        with torch.device(device):  # one thread of the processor would draw the widest layers for minutes
+            self._layer = LlamaModel(config).to(kind)
         self._hidden = torch.randn(rows, tokens, width, device=device, dtype=kind, requires_grad=True)
         self._gradient = torch.randn_like(self._hidden)
         self._both()

@@ -39,7 +39,7 @@ from dedloc_kit.swarm.serving.sessions import Budget, Held
 from dedloc_kit.swarm.serving.versions import Versions, in_use
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
+from dedloc_kit.training.device import describe_device, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
 BALANCE_SECONDS = 10.0
@@ -99,7 +99,8 @@ def server(
         versions = Versions(swarm, me, Store(peer.folder / "content"))
         versions.start()
         if _there(versions, emit, stop):
-            role = _Server(swarm, versions, peer, me, describe_devices(devices), emit)
+            computing = describe_device(torch.device("cpu"))  # layers are computed there, also where there is a GPU
+            role = _Server(swarm, versions, peer, me, computing, emit)
             place.append(role)
             with role.computing_in(served):
                 role.serve(stop)

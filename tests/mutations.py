@@ -292,6 +292,13 @@ MUTATIONS = (
         "tests/swarm/hostile/test_pipeline.py -k used_twice",
     ),
     Mutation(
+        "a driver's gradient that float16 cannot hold at a stage's scale is refused",
+        "swarm/pipeline/computing.py",
+        "self._scale, self._fitted = self._scale / 2, 0\n            return False",
+        "self._scale, self._fitted = self._scale / 2, 0",
+        "tests/swarm/pipeline/test_computing.py -k overflow_for_nobody",
+    ),
+    Mutation(
         "a microbatch of a pipeline that is only compared is added",
         "swarm/pipeline/computing.py",
         "given.call.adds and _microbatch",
@@ -504,8 +511,8 @@ MUTATIONS = (
     Mutation(
         "a stage keeps gradients of a call that failed",
         "swarm/pipeline/computing.py",
-        "                parameter.grad = None\n            raise",
-        "                pass\n            raise",
+        "            self._clear()\n            raise",
+        "            raise",
         "tests/swarm/pipeline/test_computing.py -k in_the_middle",
     ),
     Mutation(

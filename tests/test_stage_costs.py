@@ -59,7 +59,9 @@ def test_a_microbatch_of_more_tokens_takes_as_much_more(folder: Path) -> None:
     assert four.kept_bytes == pytest.approx(4 * one.kept_bytes, rel=0.1)  # a mask is kept once
     # Four of its matrices are width x width, three width x 64, in two layers; attention is computed in full.
     products = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32 * 32) * 2
-    assert one.flops == pytest.approx(4 * 32 * products)
+    assert one.flops == pytest.approx(
+        4 * 32 * products, rel=1e-3
+    )  # of transformers 5.17 rotary angles are such products
 
 
 def test_what_a_stage_takes_is_foreseen_without_holding_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

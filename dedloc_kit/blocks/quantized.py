@@ -99,7 +99,7 @@ class Int4Linear(QuantizedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, kernel: bool | None = None) -> None:
         super().__init__(weight.shape, bias, kernel)
-        self.by_kernel = self.by_kernel and self.out_features % _SLAB == 0
+        self.by_kernel = self.by_kernel and self.out_features % _SLAB == 0 and weight.device.type == "cpu"
         groups = _finite(weight).reshape(self.out_features, -1, GROUP)
         low, high = groups.amin(-1), groups.amax(-1)
         scale = ((high - low) / 15).clamp(min=_TINY).bfloat16()

@@ -1,5 +1,6 @@
 """What this machine computes with."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -9,6 +10,9 @@ import torch
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.survey import cores
 
+SWITCH_SECONDS = 5e-5
+"""Python's own 5 ms are longer than a GPU has to do: whoever feeds it gives way hundreds of times in a microbatch, and
+each time waits for so long while samples are made in another thread."""
 _NO_GPU = (
     "torch finds no CUDA GPU here; choose the device 'auto' or 'cpu', or switch the GPU on "
     "(in Colab and Kaggle: the notebook's accelerator setting)"
@@ -78,6 +82,13 @@ def half_precision(device: torch.device) -> torch.dtype | None:
     if torch.cuda.is_bf16_supported(including_emulation=False):  # asks the current device
         return torch.bfloat16
     return torch.float16 if torch.cuda.get_device_capability(device) >= (7, 0) else None
+
+
+def make_current(device: torch.device) -> None:
+    """Let this thread compute on the device, without waiting long for Python's other threads where that is a GPU."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.training.compute import Batch, Compute
-from dedloc_kit.training.device import describe_device, half_precision
+from dedloc_kit.training.device import describe_device, half_precision, make_current
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, samples_in
 from dedloc_kit.training.recomputing import Again, Part, Wanted, recompute
 from dedloc_kit.training.state import Replica
@@ -74,7 +73,7 @@ class _Device:
         self.name = f"{describe_device(self.device)} ({self.device})"
         self.microbatches = Microbatches(stream)
         self._line: Executor = _Here() if alone else ThreadPoolExecutor(1, f"device {number}")
-        self._line.submit(self._make_current).result()
+        self._line.submit(make_current, self.device).result()
         self.compute = self._line.submit(
             lambda: Compute(
                 replica.model,
@@ -115,10 +114,6 @@ class _Device:
         self._line.shutdown(cancel_futures=True)
         with suppress(RuntimeError):  # of a device that has failed
             self.compute.clear()
-
-    def _make_current(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
 
 
 class Devices:

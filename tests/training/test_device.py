@@ -1,5 +1,7 @@
 """What this machine is; GPUs are simulated so that the tests run everywhere."""
 
+import sys
+
 import pytest
 import torch
 
@@ -113,3 +115,17 @@ def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPat
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_whoever_feeds_a_gpu_waits_briefly_for_pythons_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    before = sys.getswitchinterval()
+    try:
+        device.make_current(torch.device("cpu"))
+        assert (sys.getswitchinterval(), taken) == (before, [])
+        device.make_current(torch.device("cuda:1"))
+        assert sys.getswitchinterval() == pytest.approx(device.SWITCH_SECONDS)
+        assert taken == [torch.device("cuda:1")]
+    finally:
+        sys.setswitchinterval(before)

@@ -80,7 +80,8 @@ HONEST = 0.018
 """The largest `difference` that was found between two honest ways to compute: of ALBERT (2 to 6 layers of 64 to 256)
 and a decoder (3 of 128) on Bengali text, new and after 30 to 50 steps, on a CPU, with 1 and 4 threads, in float32,
 float16 and bfloat16, all chunks, one microbatch and several. Threads alone made 4e-8 in float32 and 1 % in bfloat16,
-float16 0.2 %, bfloat16 1.8 %. A GPU was not tried yet."""
+float16 0.2 %, bfloat16 1.8 %. On an H200 ALBERT-large and a decoder 768 wide were off by 4e-6, 0.2 % and 2.1 % in 32
+parts, by 3.3 % in 128."""
 TOLERANCE = 3 * HONEST
 """What is taken for honest."""
 _LEAST = 0.001

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
+from dedloc_kit.training.device import half_precision
 
 WEIGHT = 0.1
 """Of the newest in the average time of a call."""
+SCALE, GROWTH = 2.0**16, 2000
+"""By which a gradient is multiplied first where float16 would lose a small one, and after how many backward calls
+without an overflow twice as much is tried (Micikevicius et al. 2017, section 3.2)."""
 
 
 class Gradients(Protocol):
@@ -61,7 +65,8 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model. All but `step` and `sketch` is for the thread that trains.
+    """A stage and its model, in half precision where its device is fast at it. All but `step` and `sketch` is for the
+    thread that trains.
 
     :param most: samples that a driver may have added in one step
     :ivar served: samples that were added, in this session
@@ -75,6 +80,9 @@ class StageComputer:
         self._added: set[tuple[str, int]] = set()
         self._samples: Counter[str] = Counter()  # of `_step`, by driver
         self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
+        self._device = next(model.parameters()).device
+        self._half = half_precision(self._device)
+        self._scale, self._fitted = SCALE if self._half is torch.float16 else 1.0, 0
 
     @property
     def step(self) -> int:
@@ -106,8 +114,10 @@ class StageComputer:
             self._samples.clear()
         compute = self._forward if given.call.what == "forward" else self._backward
         output, loss = compute(given)
-        if output is not None and not output.isfinite().all():
-            raise Refusal("failed", "the stage gives NaN or infinity")
+        if output is not None:
+            if not output.isfinite().all():
+                raise Refusal("failed", "the stage gives NaN or infinity")
+            output = self._on_cpu(output)
         seconds = time.perf_counter() - began
         before = self._seconds.get(given.call.what, seconds)
         self._seconds[given.call.what] = before + WEIGHT * (seconds - before)
@@ -116,7 +126,7 @@ class StageComputer:
     @torch.no_grad()
     def _forward(self, given: Given) -> tuple[Tensor | None, float | None]:
         output = self._through(given, self._on_device(given.hidden), given.batch)
-        return (None, _finite(output)) if self._last else (output.float().cpu(), None)
+        return (None, _finite(output)) if self._last else (output, None)
 
     def _backward(self, given: Given) -> tuple[Tensor | None, float | None]:
         adds = given.call.adds and _microbatch(given) not in self._added
@@ -126,19 +136,49 @@ class StageComputer:
         if hidden is not None:
             hidden.requires_grad_(True)
         try:
+            loss = self._differentiate(given, hidden, adds)
+            if adds:
+                self._add(given, hidden, loss)
+        except BaseException:
+            self._clear()
+            raise
+        return None if hidden is None else hidden.grad, loss
+
+    def _differentiate(self, given: Given, hidden: Tensor | None, adds: bool) -> float | None:
+        """Leave the gradients in `.grad`, those of the parameters only if they are to be added; returns the loss."""
+        gradient = None if self._last else self._on_device(given.gradient)
+        while True:
             output = self._through(given, hidden, given.batch)
             loss = _finite(output) if self._last else None
-            gradient = None if self._last else self._on_device(given.gradient)
+            seed = (torch.ones_like(output) if gradient is None else gradient) * self._scale
             if adds:
-                output.backward(gradient)
-                self._add(given, hidden, loss)
+                output.backward(seed)
             elif hidden is not None:  # the answer, and nothing else
-                (hidden.grad,) = torch.autograd.grad(output, hidden, gradient)
-        except BaseException:
-            for parameter in self._model.parameters():
-                parameter.grad = None
-            raise
-        return None if hidden is None or hidden.grad is None else hidden.grad.float().cpu(), loss
+                (hidden.grad,) = torch.autograd.grad(output, hidden, seed)
+            if self._fits(hidden):
+                return loss
+            self._clear()
+            if hidden is not None:
+                hidden.grad = None
+
+    def _fits(self, hidden: Tensor | None) -> bool:
+        """Divide the gradients by the scale again; False if they overflow because of it, which is smaller then."""
+        if self._scale == 1.0:
+            return True
+        inputs = [*self._model.parameters(), *([] if hidden is None else [hidden])]
+        gradients = [each.grad for each in inputs if each.grad is not None]
+        if gradients and not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
+            self._scale, self._fitted = self._scale / 2, 0
+            return False
+        torch._foreach_div_(gradients, self._scale)
+        self._fitted += 1
+        if self._fitted == GROWTH:
+            self._scale, self._fitted = 2 * self._scale, 0
+        return True
+
+    def _clear(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
 
     def _may_add(self, given: Given) -> None:
         if self._gradients.closed:
@@ -156,10 +196,19 @@ class StageComputer:
 
     def _through(self, given: Given, hidden: Tensor | None, batch: Batch) -> Tensor:
         on_device: Any = {name: self._on_device(values) for name, values in batch.items()}
-        return self.stage.forward(self._model, hidden, on_device)
+        with torch.autocast(self._device.type, self._half, enabled=self._half is not None):
+            output = self.stage.forward(self._model, hidden, on_device)
+        return output.float()
 
     def _on_device(self, tensor: Tensor | None) -> Any:
-        return None if tensor is None else tensor.to(next(self._model.parameters()).device)
+        return None if tensor is None else tensor.to(self._device)
+
+    def _on_cpu(self, tensor: Tensor) -> Tensor:
+        """Through memory that the system does not move: a GPU copies there several times as fast."""
+        if self._device.type != "cuda":
+            return tensor.cpu()
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return there.copy_(tensor)
 
     @property
     def _last(self) -> bool:

@@ -30,7 +30,7 @@ from dedloc_kit.swarm.pipeline.protocol import (
     unscaled,
 )
 from dedloc_kit.swarm.remote.listening import Listening
-from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, packed, send_packed
+from dedloc_kit.swarm.remote.tensors import BadTensor, Form, Packed, in_form, packed, send_packed
 from dedloc_kit.swarm.remote.turns import Turns
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
 
@@ -154,22 +154,23 @@ class StageService(Service):
             raise Refusal("batch", str(error)) from None
         if hidden is not None:
             self._usual_states.check(peer, "hidden states", hidden)
-        return Given(peer, call, batch, hidden, self._checked(peer, call, gradient))
+        return Given(peer, call, batch, hidden, await self._checked(peer, call, gradient))
 
-    def _checked(self, peer: str, call: Call, gradient: Tensor | None) -> Tensor | None:
+    async def _checked(self, peer: str, call: Call, gradient: Tensor | None) -> Tensor | None:
         """The gradient as it was before its way."""
         if gradient is None:
             return None
-        gradient = unscaled(gradient, call.exponent)
+        gradient = await asyncio.to_thread(unscaled, gradient, call.exponent)
         self._usual_gradients.check(peer, "a gradient", gradient)
         return gradient
 
     async def _send(self, call: Call, computed: Computed, stream: Stream) -> None:
         output, exponent = None, 0
+        # In a thread: of wide layers it takes as long as a GPU computes, and meanwhile other calls come and go.
         if computed.output is not None and call.what == "backward":
-            output, exponent = scaled(computed.output, self._form)
+            output, exponent = await asyncio.to_thread(scaled, computed.output, self._form)
         elif computed.output is not None:
-            output = packed(in_form(computed.output, self._form), self._form)
+            output = await asyncio.to_thread(_packed, computed.output, self._form)
         waiting, seconds = self.waiting, computed.seconds
         await stream.send(encode(Answer(exponent=exponent, loss=computed.loss, seconds=seconds, waiting=waiting)))
         if output is not None:
@@ -237,6 +238,10 @@ def _computed(held: StageComputer, given: Given) -> Computed:
     except Exception as error:
         _log.warning("a call fails: %r", error)
         raise Refusal("failed", repr(error)) from None
+
+
+def _packed(output: Tensor, form: Form) -> Packed:
+    return packed(in_form(output, form), form)
 
 
 def _refused(refusal: Refusal) -> Refused:

@@ -23,6 +23,8 @@ DTYPES: dict[Form, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.b
 _FORMS = {dtype: form for form, dtype in DTYPES.items()}
 _LARGEST = torch.finfo(torch.float16).max
 _MAX_HEAD_BYTES = 200
+LARGE = 2**20
+"""Bytes from which on a tensor is unpacked in a thread, so that other streams need not wait for it."""
 
 
 class TensorHead(Record):
@@ -102,7 +104,8 @@ async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
         raise BadTensor("shape", f"a tensor of shape {head.shape} where {tuple(shape)} is right")
     in_blocks = head.dtype == "8bit"
     size = activations.size(shape) if in_blocks else math.prod(shape) * DTYPES[head.dtype].itemsize
-    return unpacked(Packed(head, memoryview(await receive_content(stream, size))))
+    sent = Packed(head, memoryview(await receive_content(stream, size)))
+    return unpacked(sent) if size < LARGE else await asyncio.to_thread(unpacked, sent)
 
 
 async def send_content(stream: Stream, content: memoryview, seconds: float = SEND_SECONDS) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.swarm.pipeline import computing
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
 from dedloc_kit.swarm.pipeline.protocol import Call, Refusal
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, LinearStage, Sums
@@ -32,9 +33,10 @@ def parts() -> tuple[StageComputer, Picky]:
     return StageComputer(stage, model, sums := Picky(model), most=100), sums
 
 
-def given(what: Any = "backward", number: int = 1, hidden: torch.Tensor = HIDDEN, driver: str = "d") -> Given:
+def given(what: Any = "backward", number: int = 1, hidden: torch.Tensor = HIDDEN, times: float = 1.0) -> Given:
+    """:param times: by so much the gradient is larger"""
     call = Call(what=what, stage=1, number=number, step=0, rows=ROWS, length=LENGTH)
-    return Given(driver, call, {}, hidden.clone(), GRADIENT if what == "backward" else None)
+    return Given("d", call, {}, hidden.clone(), GRADIENT * times if what == "backward" else None)
 
 
 def test_what_is_not_taken_may_come_again(parts: tuple[StageComputer, Picky]) -> None:
@@ -75,3 +77,19 @@ def test_how_fast_it_is_is_known_once_both_ways_are_measured(parts: tuple[StageC
     assert computer.microbatches_per_second == 0
     computer.compute(given())
     assert 0 < computer.microbatches_per_second < 1e5
+
+
+@pytest.mark.parametrize("times", [1e-9, 1e3])
+def test_in_float16_small_gradients_stay_and_large_ones_overflow_for_nobody(
+    parts: tuple[StageComputer, Picky], monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    plain, sums = parts
+    monkeypatch.setattr(computing, "half_precision", lambda device: torch.float16)
+    half = StageComputer(plain.stage, sums.model, halves := Picky(sums.model), most=100)
+    answers = [each.compute(given(times=times)).output for each in (plain, half)]
+    assert halves.samples == ROWS
+    for right, found in zip([answers[0], *sums.gradients], [answers[1], *halves.gradients], strict=True):
+        assert right is not None
+        assert found is not None
+        assert found.dtype == torch.float32
+        assert float((found - right).norm()) <= 0.01 * float(right.norm()), (found, right)
