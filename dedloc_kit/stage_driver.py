@@ -107,7 +107,7 @@ class _Driving:
             rows = full_rows(run, me.task)
             batches = stack.enter_context(mixtures.batches(rows, seed, Lost().warn, ahead=4))
             stack.enter_context(member.serving())
-            stack.enter_context(member.driving(lambda: next(batches)))
+            stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))
             member.say("online")
             self._emit(self._joined())
             self._emit(State(text="training"))

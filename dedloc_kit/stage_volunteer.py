@@ -199,7 +199,7 @@ class _Work:
             if mover is None:
                 emit(me.joined().model_copy(update={"run_id": self._run.run_id}))
             emit(State(text=f"computing stage {self._stage.number + 1} of {self._stage.count}"))
-            stack.enter_context(member.driving(lambda: next(batches)))
+            stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))
             while not self._ends():
                 self._organizer.wait_while_paused(self._stop)
                 self._turn()

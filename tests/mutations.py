@@ -243,6 +243,27 @@ MUTATIONS = (
         "tests/experts/test_gate.py",
     ),
     Mutation(
+        "a driver keeps all of a batch in memory",
+        "swarm/pipeline/kept.py",
+        "        while self._memory > self._most:\n",
+        "        while False:\n",
+        "tests/swarm/pipeline/test_kept.py -k too_much",
+    ),
+    Mutation(
+        "a driver begins more than memory and disk have room for",
+        "swarm/pipeline/driver.py",
+        " and self._kept.fits\n",
+        "\n",
+        "tests/swarm/pipeline/test_driver.py -k disk_is_full",
+    ),
+    Mutation(
+        "what another stage peer has by now is sent once more",
+        "swarm/pipeline/kept.py",
+        "        if self._calls.get(backward.place) is not backward:\n            return None\n",
+        "",
+        "tests/swarm/pipeline/test_kept.py -k once_more",
+    ),
+    Mutation(
         "a driver that waits for data holds up all stages",
         "swarm/pipeline/driver.py",
         "                self._tasks.create_task(self._keep_account())\n",

@@ -59,7 +59,9 @@ FOUR_BITS = Travel(in_4_bits, lambda shape: math.prod(shape) // 2 + 2 * math.pro
 PIPELINED = {
     "plain": Pipelined(),
     "plain, one norm": Pipelined(one_norm=True),
+    "plain, overlapped": Pipelined(overlap=True),
     "exact": Pipelined(FLOAT32),
+    "exact, overlapped": Pipelined(FLOAT32, overlap=True),
     "float16": Pipelined(FLOAT16),
     "8bit": Pipelined(EIGHT_BITS),
     "8bit, overlapped": Pipelined(EIGHT_BITS, overlap=True),

@@ -213,7 +213,7 @@ def play(place: Place, board: Board, folder: Path, emit: Callable[[AnyEvent], No
         member.say("online")
         if place.in_flight == 0:
             _serve(member)
-        with member.driving(_next_batch):
+        with member.driving(_next_batch, folder):
             _serve(member)
 
 

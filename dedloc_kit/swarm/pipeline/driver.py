@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
-from dedloc_kit.swarm.pipeline.kept import Backward, Kept
+from dedloc_kit.swarm.pipeline.kept import MEMORY_BYTES, Backward, Kept
 from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, TICK_SECONDS, Changes, StagePeers, Stale
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of, scaled
 from dedloc_kit.swarm.remote.lines import Opener
@@ -31,6 +32,8 @@ HEARD_SECONDS = 1.0
 """By then what others have begun for a step is known."""
 FIRST_NUMBER_BITS = 48
 """Numbers begin anywhere: before this driver its peer may have had another one, in the same step."""
+AGAIN_AT_A_TIME = 8
+"""Calls of one stage that are made again: what they bring is in memory then."""
 REFUSALS = 3
 """After so many a microbatch is given up: who else has made it is not to be found."""
 
@@ -48,12 +51,14 @@ class Settings:
     :ivar me: its peer id
     :ivar form: in which hidden states travel
     :ivar in_flight: microbatches at once
+    :ivar folder: where what is kept goes that memory is too small for
     """
 
     me: str
     global_batch: int
     form: Form
     in_flight: int
+    folder: Path
 
 
 class Driver:
@@ -88,7 +93,8 @@ class Driver:
         self._peers = StagePeers(opener, stages, offers, self._changes, settings.me, self.wrong)
         self._tasks = asyncio.TaskGroup()
         self._checks = Checks(self._peers, self._tasks, settings.me, settings.form)
-        self._kept = Kept()
+        self._kept = Kept(settings.folder, MEMORY_BYTES)
+        self._making_again = [asyncio.Semaphore(AGAIN_AT_A_TIME) for _ in stages]
         self._number = secrets.randbits(FIRST_NUMBER_BITS)
         self._in_flight = 0
         self._again: deque[Batch] = deque()
@@ -160,6 +166,7 @@ class Driver:
                     await self._changes.until(self._may_begin)
                     self._begin(batch)
         finally:
+            self._kept.close()
             await self._peers.close()
 
     async def loss(self, batch: Batch) -> float:
@@ -195,7 +202,7 @@ class Driver:
     def _may_begin(self) -> bool:
         self._account()
         free = self._in_flight < self._settings.in_flight
-        return self._peers.ready and not self.begun.final and free and self._turn()
+        return self._peers.ready and not self.begun.final and free and self._turn() and self._kept.fits
 
     def _turn(self) -> bool:
         """All begin a step at the same moment: each its share, then who is quick the rest, once all have been heard."""
@@ -301,18 +308,22 @@ class Driver:
                 if call.what == "backward":
                     if not self._peers.holds(client):
                         continue  # it has gone with the answer
-                    self._kept.add(Backward(client.peer, call, content))
+                    self._kept.add(Backward(client.peer, call), content)
                 self._checks.look(client, asked, content, answered, size)
                 return answered
 
     async def _make_again(self, backward: Backward) -> None:
         """What the stage peer had that is gone, by another one, unless it has counted."""
+        call = backward.call
         try:
-            await self._insist(self._stages[backward.call.stage], backward.call, backward.content)
+            async with self._making_again[call.stage]:
+                if (content := self._kept.content(backward)) is None:
+                    return
+                await self._insist(self._stages[call.stage], call, content)
             self.again += 1
         except Stale:
             self._kept.remove(backward)
-        except GivenUp as error:
+        except (GivenUp, OSError) as error:
             _log.warning("a microbatch is lost for one stage: %s", error)
             self._kept.remove(backward)
         self._changes.tell()

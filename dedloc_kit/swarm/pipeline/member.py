@@ -5,6 +5,7 @@ import math
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from hivemind.p2p import P2P
@@ -166,12 +167,14 @@ class PipelineMember:
             yield
 
     @contextmanager
-    def driving(self, next_batch: Callable[[], Batch]) -> Iterator[None]:
+    def driving(self, next_batch: Callable[[], Batch], folder: Path) -> Iterator[None]:
         """Send microbatches through all stages until this ends.
 
         :param next_batch: called in a thread of its own
+        :param folder: on a disk with room for what may have to be sent again
         """
-        settings = Settings(self._signer.peer, self._run.global_batch, self._form, len(self._cuts) + BESIDE)
+        in_flight = len(self._cuts) + BESIDE
+        settings = Settings(self._signer.peer, self._run.global_batch, self._form, in_flight, folder)
         driver = Driver(
             *(self._opener, self._cuts, settings, self._everyone, self._drivers.told),
             gone=self.gone.put,

@@ -2,9 +2,11 @@
 
 import asyncio
 import copy
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -206,7 +208,7 @@ class Pipeline:
         def told() -> dict[str, Begun]:
             return {other: driver.begun for other, driver in self.drivers.items()}
 
-        settings = Settings(name, self.global_batch, "float32", in_flight)
+        settings = Settings(name, self.global_batch, "float32", in_flight, Path(tempfile.gettempdir()))
 
         def done(loss: float, samples: int) -> None:
             self.losses.append(loss)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dedloc_kit.swarm.pipeline import client
+from dedloc_kit.swarm.pipeline import client, peers, spilled
 from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline.computing import Given
 from dedloc_kit.swarm.pipeline.protocol import Refusal
@@ -73,6 +73,36 @@ def test_what_a_peer_takes_with_it_after_the_last_microbatch_is_computed_again(p
     pipeline.until(lambda: pipeline.full(but=["0a"]))
     assert close(pipeline.sums(but=["0a"]), plain_sum(batches))
     assert driver.again == lost > 0
+
+
+def test_what_memory_is_too_small_for_is_computed_again_from_the_disk(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "MEMORY_BYTES", 1000)
+    pipeline.slow("0b")
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert driver.kept_bytes > 5000
+    pipeline.cut("1a")
+    pipeline.until(lambda: pipeline.full(but=["1a"]))
+    assert close(pipeline.sums(but=["1a"]), plain_sum(batches))
+    assert driver.again > 0
+
+
+def test_where_the_disk_is_full_no_more_is_begun_until_it_has_room(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(spilled, "MIN_DISK_BYTES", 2**60)
+    driver = pipeline.drive("d", batches := microbatches(12), in_flight=2)
+    pipeline.until(lambda: driver.kept_bytes > 1000 and not driver.in_flight)
+    begun = driver.begun.samples
+    time.sleep(2 * peers.TICK_SECONDS)
+    assert begun == driver.begun.samples < 12 * ROWS
+    assert not driver.begun.final
+    monkeypatch.setattr(spilled, "MIN_DISK_BYTES", 0)
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert close(pipeline.sums(), plain_sum(batches))
 
 
 def test_after_a_step_what_is_begun_is_computed_with_the_new_parameters(pipeline: Pipeline) -> None:
