@@ -216,21 +216,21 @@ MUTATIONS = (
     ),
     Mutation(
         "absurd hidden states and gradients are taken by a stage",
-        "swarm/pipeline/judging.py",
+        "swarm/remote/judging.py",
         "if not size <= ABSURD or",
         "if",
         "tests/swarm/hostile/test_pipeline.py -k 'wrong_is_refused and absurd'",
     ),
     Mutation(
         "a gradient may be as large as its driver likes",
-        "swarm/pipeline/judging.py",
+        "swarm/remote/judging.py",
         "(usual and size > UNUSUAL * usual)",
         "False",
         "tests/swarm/hostile/test_pipeline.py -k far_larger",
     ),
     Mutation(
         "who sends nonsense to a stage again and again is served",
-        "swarm/pipeline/judging.py",
+        "swarm/remote/judging.py",
         "if time.monotonic() < last + seconds:",
         "if False:",
         "tests/swarm/hostile/test_pipeline.py -k nonsense_again",
@@ -259,8 +259,8 @@ MUTATIONS = (
     Mutation(
         "a thousand streams of one driver take all places of a stage",
         "swarm/pipeline/service.py",
-        "with self._counted(peer), self._streams.place(peer):",
-        "with self._counted(peer):",
+        "with self._judge.counted(peer), self._streams.place(peer):",
+        "with self._judge.counted(peer):",
         "tests/swarm/hostile/test_pipeline.py -k thousand",
     ),
     Mutation(
@@ -272,7 +272,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a gradient for a stage becomes infinite on its way",
-        "swarm/pipeline/protocol.py",
+        "swarm/remote/tensors.py",
         "    if not gradient.isfinite().all():\n",
         "    if False:\n",
         "tests/swarm/hostile/test_pipeline.py -k 'wrong_is_refused and becomes'",

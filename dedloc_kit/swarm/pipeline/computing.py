@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
+from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
+from dedloc_kit.swarm.remote.judging import Refusal
 
 WEIGHT = 0.1
 """Of the newest in the average time of a call."""

@@ -22,7 +22,7 @@ from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
-from dedloc_kit.swarm.pipeline.protocol import FORMS, Batch, Cut
+from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
 from dedloc_kit.swarm.pipeline.service import Limits, StageService
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
@@ -31,6 +31,7 @@ from dedloc_kit.swarm.remote.greeting import Greeter
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.remote.own import WithOwn
+from dedloc_kit.swarm.remote.tensors import FORMS
 from dedloc_kit.swarm.remote.turns import Turns
 
 LOOK_SECONDS = 0.1
