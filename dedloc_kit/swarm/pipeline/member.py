@@ -216,7 +216,7 @@ class PipelineMember:
     def _forwards(self) -> bool:
         return not self._profile.client_mode
 
-    def _forwarders(self) -> list[str]:
+    def _forwarders(self, _: str) -> list[str]:
         return [peer for peer, offer in self.offers.others().items() if offer.forwards]
 
     def _coming(self) -> StageOffer | None:
