@@ -241,6 +241,55 @@ class PipelineConfig(Section):
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
 
+MAX_SIDE = 64
+"""Of a layer's grid of experts."""
+
+
+class ExpertsConfig(Section):
+    """Layers whose feed-forward network is a mixture of experts, which volunteers host (Ryabinin and Gusev 2020, arXiv
+    2002.04013): for models that no volunteer could hold. The rest of the model, the trunk, is trained as without."""
+
+    layers: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Field(min_length=1, max_length=1024)]
+    """Which ones, from 0 on."""
+    grid: tuple[int, int] = Field(strict=False)  # the validator below sees to it
+    """Rows and columns: as many experts as these are cells, in each of the layers."""
+    chosen: PositiveInt = 2
+    """Experts that a token goes to in each of the layers."""
+    width: PositiveInt
+    """Channels that go to an expert and come back: those of the trunk."""
+    hidden: PositiveInt
+    """Channels inside an expert."""
+    balance: Annotated[float, Field(ge=0, le=1e3)] = 0.01
+    """How much weight the loss gives to all experts being used alike."""
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _grid_has_cells(cls, value: Any) -> Any:
+        sides = value if isinstance(value, list | tuple) else ()
+        if len(sides) != 2 or not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+            raise ValueError(
+                f"experts.grid must be two whole numbers from 1 to {MAX_SIDE}, its rows and columns, such as [4, 4]"
+            )
+        return value
+
+    @field_validator("layers")
+    @classmethod
+    def _each_layer_once(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if list(layers) != sorted(set(layers)):
+            raise ValueError("experts.layers must name each layer once, in their order, such as [1, 3]")
+        return layers
+
+    @model_validator(mode="after")
+    def _as_many_are_there(self) -> "ExpertsConfig":
+        rows, columns = self.grid
+        if self.chosen > rows * columns:
+            raise ValueError(
+                f"experts.chosen is {self.chosen}, and a grid of {rows} x {columns} has {rows * columns} cells; set it "
+                "to at most that"
+            )
+        return self
+
+
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
     "adamw": "is not made for it yet",
@@ -294,6 +343,7 @@ class RunConfig(SwarmConfig):
     averaging: AveragingConfig = AveragingConfig()
     trust: Annotated[TrustConfig, LATER] = TrustConfig()
     pipeline: Annotated[PipelineConfig | None, LATER] = None
+    experts: Annotated[ExpertsConfig | None, LATER] = None
     _stage: int | None = PrivateAttr(default=None)
 
     @property
@@ -385,6 +435,24 @@ class RunConfig(SwarmConfig):
             raise ValueError("[pipeline] needs averaging.overlap = false: every stage takes each step with the others")
         if self.trust.checks == "on":
             raise ValueError('trust.checks = "on" is not made for stages of a [pipeline] yet; remove one of them')
+        return self
+
+    @model_validator(mode="after")
+    def _experts_take_the_steps_of_all(self) -> "RunConfig":
+        if self.experts is None:
+            return self
+        if self.averaging.mode == "local-steps":
+            raise ValueError(
+                '[experts] take the steps that all volunteers take together; remove averaging = "local-steps" or the '
+                "experts"
+            )
+        if self.pipeline is not None:
+            raise ValueError("[experts] are not made for the stages of a [pipeline] yet; remove one of them")
+        if self.trust.checks == "on":
+            raise ValueError(
+                'trust.checks = "on" computes gradients again, and which experts a token goes to hangs on rounding; '
+                "remove it or the [experts]"
+            )
         return self
 
     @model_validator(mode="after")

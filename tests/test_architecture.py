@@ -25,7 +25,7 @@ ORDER = (
     {"events", "memory", "hub", "pipe"},
     {"client", "display"},
     {"data", "training"},
-    {"picture_model", "blocks"},
+    {"picture_model", "blocks", "experts"},
     {"tasks", "ledger"},
     {"evaluation", "steering"},
     {"access"},

@@ -43,7 +43,6 @@ from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint, Service
-from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.addressed import ContentService, Find
@@ -51,7 +50,7 @@ from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
 from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
-from dedloc_kit.training.accumulator import Accumulator
+from dedloc_kit.training.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector

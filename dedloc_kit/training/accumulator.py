@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+MAX_STALENESS = 4
+"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 
 
 @dataclass

@@ -12,12 +12,10 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.accumulator import Accumulator
+from dedloc_kit.training.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.state import TrainingState
 
-MAX_STALENESS = 4
-"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 QUIET_SECONDS = 6.0
 """Who computes has told something by then. What the others seem to have computed has been told by then, or is not
 there."""

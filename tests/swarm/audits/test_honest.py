@@ -30,12 +30,12 @@ from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.weight import claimed
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training import devices
+from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.devices import Caller, Devices
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.optimizers.build import build_optimizer

@@ -19,10 +19,10 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
-from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
+from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb

@@ -1,0 +1,1 @@
+"""Layers that are mixtures of experts, and the experts themselves, wherever they are held."""

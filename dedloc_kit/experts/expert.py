@@ -1,0 +1,131 @@
+"""One expert with its optimizer, and what it has been told for global steps that are to come."""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.experts.network import Network
+from dedloc_kit.experts.refused import Refused
+from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.training.accumulator import MAX_STALENESS
+from dedloc_kit.training.checkpoint import is_finite
+from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.optimizers.portable import norm
+
+AHEAD = 1
+"""Global steps beyond the next one that gradients may be for: a trainer hears of a step before a host does."""
+
+
+class Expert:
+    """It takes every global step, also one for which nobody called it: its gradient is zero then, as it is where all
+    experts are in one process.
+
+    Threads may call it at the same time.
+
+    :ivar step: the finished global steps whose parameters it has
+    """
+
+    def __init__(self, network: Network, optimizer: OptimizerConfig) -> None:
+        self._network, self._settings = network, optimizer
+        self._parameters = list(network.parameters())
+        self.layout = FlatLayout.of(self._parameters)
+        groups = [{"params": self._parameters, "weight_decay": optimizer.weight_decay}]
+        self._optimizer = build_optimizer(optimizer, groups)
+        self.step = 0
+        self._sums: dict[int, Tensor] = {}
+        self._lock = threading.RLock()
+
+    @torch.no_grad()
+    def output(self, inputs: Tensor) -> Tensor:
+        """What it makes of tokens, [tokens, width]."""
+        with self._lock, torch.autocast(inputs.device.type, enabled=False):
+            made: Tensor = self._network(inputs)
+        return made
+
+    def gradients(self, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Those of the inputs and of its parameters, by that of its output, which is computed again."""
+        with self._lock, torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
+            given = inputs.detach().requires_grad_()
+            of_inputs, *own = torch.autograd.grad(self._network(given), [given, *self._parameters], gradient)
+        return of_inputs, own
+
+    def check(self, step: int) -> None:
+        """Raise Refused if gradients for this global step would not be taken."""
+        if step < self.step + 1 - MAX_STALENESS:
+            raise Refused("stale")
+        if step > self.step + 1 + AHEAD:
+            raise Refused("ahead")
+
+    def add(self, gradients: Sequence[Tensor], step: int, samples: int) -> None:
+        """Add gradients of its parameters, means over so many samples, for a global step.
+
+        What comes late goes into the next one. Raises Refused as `check`.
+        """
+        with self._lock:
+            self.check(step)
+            due = max(step, self.step + 1)
+            if due not in self._sums:
+                self._sums[due] = torch.zeros(self.layout.size)
+            for total, gradient in zip(self.layout.views(self._sums[due]), gradients, strict=True):
+                total.add_(gradient, alpha=float(samples))
+
+    def take(self, step: int, samples: int, rate: float) -> bool:
+        """Take a global step, if it is the next one, over the mean of what it was told for it.
+
+        :param samples: of all that are part of this step
+        :param rate: the learning rate that the trunk has in it
+        """
+        with self._lock:
+            if step != self.step + 1:
+                return False
+            total = self._sums.pop(step, None)
+            self._apply(torch.zeros(self.layout.size) if total is None else total.div_(samples), rate)
+            self.step = step
+            return True
+
+    @torch.no_grad()
+    def _apply(self, mean: Tensor, rate: float) -> None:
+        """The same bits in, the same bits out, on every host; as `TrainingState.apply`."""
+        scale = self._settings.max_gradient_norm / (norm(mean.numpy()) + 1e-6)
+        if scale < 1.0:
+            mean.mul_(scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        for parameter, view in zip(self._parameters, self.layout.views(mean), strict=True):
+            parameter.grad = view
+        self._optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def copy(self) -> tuple[dict[str, Tensor], int]:
+        """Its tensors (parameters, and what the optimizer remembers of them) and the step that they are of."""
+        with self._lock:
+            return {name: tensor.clone() for name, tensor in self._tensors().items()}, self.step
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Take over such tensors; raises ValueError, and changes nothing, if they are not of such an expert.
+
+        What it was told for steps until then is dropped.
+        """
+        mine = self._tensors()
+        if mine.keys() != tensors.keys():
+            raise ValueError("its tensors are not those of an expert of this run")
+        for name, own in mine.items():
+            other = tensors[name]
+            if own.shape != other.shape or own.dtype != other.dtype:
+                raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, not {tuple(own.shape)}")
+            if not is_finite(other):
+                raise ValueError(f"'{name}' holds numbers that are not finite")
+        with self._lock:
+            for name, own in mine.items():
+                own.copy_(tensors[name])
+            self.step = step
+            self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {f"model.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}
+        return named | {f"optimizer.{index}": each for index, each in enumerate(self._optimizer.state_tensors())}
