@@ -28,7 +28,10 @@ BARRED, MAX_BARRED = 30.0, 1800.0
 
 Kind = Literal[
     "stage",
+    "unknown",
+    "forgotten",
     "stale",
+    "ahead",
     "closed",
     "full",
     "barred",
@@ -39,8 +42,9 @@ Kind = Literal[
     "nonsense",
     "failed",
 ]
-"""Why a call is refused. `stale`: of another step than the peer holds; `closed`: this step's batch takes no more;
-`full`: there is no room now; `barred`: who calls has sent nonsense again and again."""
+"""Why a call is refused. `unknown`: an expert that is not there; `forgotten`: nothing is kept for a backward call (any
+more); `stale`: of another step than the peer holds, `ahead`: of one too far ahead; `closed`: this step's
+batch takes no more; `full`: there is no room now; `barred`: who calls has sent nonsense again and again."""
 _OFFENCES: tuple[Kind, ...] = ("shape", "values", "absurd", "batch", "nonsense")
 
 
@@ -147,6 +151,10 @@ class Judge:
             except ValueError as error:
                 raise Refusal("nonsense", str(error)) from None
         except Refusal as refusal:
-            self.rejections.add(refusal.kind)
-            self._barred.add(caller, refusal.kind)
+            self.add(caller, refusal.kind)
             raise
+
+    def add(self, caller: str, kind: Kind) -> None:
+        """Something that a caller asks for is refused."""
+        self.rejections.add(kind)
+        self._barred.add(caller, kind)
