@@ -153,3 +153,12 @@ def learn(experts: Experts, seed: int, samples: int, step: int = 1) -> tuple[dic
 
 def parameters(bank: Bank) -> dict[str, Tensor]:
     return {f"{name} {key}": tensor for name in bank.names for key, tensor in bank.state(name)[0].items()}
+
+
+def sums(bank: Bank) -> dict[str, Tensor]:
+    """What experts have been told, by the step that it is for."""
+    return {
+        f"{name} {due}": total.clone()
+        for name in bank.names
+        for due, total in sorted(bank._experts[name]._sums.items())
+    }
