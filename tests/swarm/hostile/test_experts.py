@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.records import LayerCells
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.experts import hosts as hosts_module
 from dedloc_kit.swarm.experts import service
@@ -394,15 +395,22 @@ def lie(two: Swarm, change: Callable[[Tensor], Tensor], what: str = "output") ->
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"),
-    [(nan, "values"), (other_shape, "shape"), (fewer, "shape"), (constant, "constant"), (huge, "absurd")],
+    ("change", "kind", "what"),
+    [
+        (nan, "values", "output"),
+        (other_shape, "shape", "output"),
+        (fewer, "shape", "output"),
+        (constant, "constant", "output"),
+        (huge, "absurd", "output"),
+        (nan, "values", "learn"),
+        (fewer, "shape", "learn"),
+        (huge, "absurd", "learn"),
+    ],
 )
-@pytest.mark.parametrize("what", ["output", "learn"])
 def test_a_host_that_answers_wrongly_is_left_out_and_named(
-    two: Swarm, change: Callable[[Tensor], Tensor], kind: str, what: str
+    two: Swarm, change: Callable[[Tensor], Tensor], kind: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (what, kind) == ("learn", "constant"):
-        return  # gradients may be
+    monkeypatch.setattr(hosts_module, "AVOIDED_SECONDS", 0.05)  # a host that only fails is soon asked again
     trainer = two.trainer("t")
     for seed in range(4):
         learn(trainer, seed, 2)
@@ -414,6 +422,7 @@ def test_a_host_that_answers_wrongly_is_left_out_and_named(
     assert two.failed == [("a", kind)]
     assert not any(trainer.alive(LAYER)[cell] for cell in HELD)
     assert all(trainer.alive(LAYER)[cell] for cell in set(CELLS) - HELD)
+    time.sleep(0.3)
     honest_ones = learn(trainer, 6, 2)
     assert [set(each) for each in honest_ones] == [set(CELLS) - HELD] * 2
     assert len(two.failed) == 1, "it is not asked again"
@@ -462,6 +471,29 @@ def test_a_host_that_is_cut_off_is_left_out_and_asked_again_when_it_is_back(
     two.until(lambda: bool(trainer.alive(LAYER).all()))
     assert learn(trainer, 3, 2)[0].keys() == set(CELLS)
     assert len(two.failed) == 1
+
+
+def test_an_expert_that_does_not_answer_is_left_out_and_not_asked_for_some_seconds(
+    two: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, gone = two.trainer("t"), NAMES[::2][-1]
+    two.hosts["a"].bank.drop(gone)
+    for seed in (1, 2):
+        assert [set(each) for each in learn(trainer, seed, 2)] == [set(CELLS) - {gone.cell}] * 2
+    assert two.hosts["a"].refused == {"unknown": 1}
+    assert trainer.alive(0).all(), "its cell in another layer is another expert's"
+    monkeypatch.setattr(hosts_module, "AVOIDED_SECONDS", 0.0)
+    two.hosts["a"].bank.hold([gone])
+    two.until(lambda: bool(trainer.alive(LAYER).all()))
+    assert learn(trainer, 3, 2)[0].keys() == set(CELLS)
+
+
+def test_a_record_of_another_grid_is_not_believed(two: Swarm) -> None:
+    trainer = two.trainer("t")
+    two.offers["a"] = two.offers["a"].model_copy(update={"layers": (LayerCells(layer=LAYER, cells=bytes([255])),)})
+    two.until(lambda: not trainer.alive(LAYER)[0, 0])
+    assert trainer._hosts.failures.all() == {"record": 1}
+    assert learn(trainer, 1, 2)[0].keys() == set(CELLS) - HELD
 
 
 def test_tokens_of_a_trainer_that_are_not_finite_bar_it_nowhere(two: Swarm) -> None:
