@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records import HostOffer
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.swarm.experts.asking import RemoteExperts
+from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.offer import layers_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
@@ -200,21 +200,18 @@ def _host(kind: str, at: int, known: Sequence[str]) -> None:
 
 
 def _host_ours(at: int, known: Sequence[str], said: IO[str]) -> None:
-    run, turns, over = _run(), Turns(), threading.Event()
+    run, turns = _run(), Turns()
     assert run.experts is not None
     bank = Bank(run)
     bank.hold(names_of(run.experts)[at::HOSTS])
     with _endpoint(run, known) as (loop, p2p, endpoint):
         loop.run(endpoint.add(ExpertService(run, bank, turns, "float32", Limits())))
+        computing = Computing(turns)
+        computing.start()
+        computing.ready.wait()
         print(p2p.peer_id, file=said)
-
-        def wait() -> None:
-            sys.stdin.read()
-            over.set()
-
-        threading.Thread(target=wait, daemon=True).start()
-        while not over.is_set():
-            turns.take(0.1)
+        sys.stdin.read()
+        computing.stop()
 
 
 def _host_hivemind(at: int, known: Sequence[str], said: IO[str]) -> None:

@@ -1,7 +1,6 @@
 """Hosts of a tiny mixture and trainers that call them, in one process over pairs of sockets."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Experts, Microbatch, counting
 from dedloc_kit.records import HostOffer
 from dedloc_kit.swarm.experts.asking import RemoteExperts
+from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.offer import layers_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
@@ -41,22 +41,16 @@ class Host:
         self.bank, self.turns = Bank(RUN), Turns()
         self.bank.hold(names)
         self.service = ExpertService(RUN, self.bank, self.turns, form, limits)
-        self._over = False
-        self._thread = threading.Thread(target=self._work)
-        self._thread.start()
+        self._computing = Computing(self.turns)
+        self._computing.start()
+        self._computing.ready.wait()
 
     @property
     def refused(self) -> dict[str, int]:
         return dict(self.service.rejections.all())
 
     def end(self) -> None:
-        self._over = True
-        self._thread.join()
-
-    def _work(self) -> None:
-        torch.set_num_threads(1)
-        while not self._over:
-            self.turns.take(0.02)
+        self._computing.stop()
 
 
 class Swarm:
