@@ -253,8 +253,8 @@ class ExpertsConfig(Section):
     """Which ones, from 0 on."""
     grid: tuple[int, int] = Field(strict=False)  # the validator below sees to it
     """Rows and columns: as many experts as these are cells, in each of the layers."""
-    chosen: PositiveInt = 2
-    """Experts that a token goes to in each of the layers."""
+    chosen: Annotated[int, Field(ge=2)] = 2
+    """Experts that a token goes to in each of the layers. With a single one the gate would learn nothing."""
     width: PositiveInt
     """Channels that go to an expert and come back: those of the trunk."""
     hidden: PositiveInt

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from benchmarks import continuing
+from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, write_code_shards
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.experts.bank import names_of
+from dedloc_kit.experts.network import Network
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run import RunConfig, Source, load_run
@@ -122,6 +125,35 @@ def test_the_small_form_of_a_recipe_learns(name: str, tmp_path: Path) -> None:
         }
     )
     losses = learned(run)
+    assert min(losses[-2:]) < losses[0] - 0.3
+
+
+def test_the_model_with_experts_has_a_billion_parameters_of_which_a_token_uses_as_many_as_without() -> None:
+    run = load_run(recipe("experts") / "run.toml")
+    assert run.experts is not None
+    expert = sum(parameter.numel() for parameter in Network(run.experts.width, run.experts.hidden, 0).parameters())
+    replaced = len(run.experts.layers) * 3 * run.experts.width * run.task.options["model"]["intermediate_size"]
+    trunk, held = millions(run) - replaced / 1e6, len(names_of(run.experts)) * expert / 1e6
+    used = len(run.experts.layers) * run.experts.chosen * expert
+    assert (round(trunk + held), round(held), round(trunk + used / 1e6)) == (978, 906, 100)
+    assert used == replaced
+
+
+def test_the_small_form_of_the_recipe_with_experts_learns(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join([TEXT] * 50), encoding="utf-8")
+    small = load_run(recipe("experts") / "run.toml", recipe("experts") / "smoke.toml")
+    train_tokenizer(iter([TEXT] * 50), 300, tmp_path / "tokenizer")
+    data = {"train": (Source(dataset=str(tmp_path / "text.txt")),), "evaluation": None}
+    run = small.model_copy(
+        update={
+            "task": small.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer")}),
+            "data": small.data.model_copy(update=data),
+            "optimizer": small.optimizer.model_copy(update={"warmup_steps": 0}),
+        }
+    )
+    task = create_task(run)
+    loop = PlainLoop(run, task)
+    losses = [loop.take([batch]) for batch in islice(task.batches(8, 0, print), 8)]
     assert min(losses[-2:]) < losses[0] - 0.3
 
 

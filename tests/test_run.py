@@ -281,3 +281,46 @@ def test_checks_are_refused_where_volunteers_send_no_gradients() -> None:
     told = message(values(trust={"checks": "on"}, averaging="local-steps"))
     assert 'trust.checks = "on" is for gradients' in told
     assert parse_run(values(trust={"checks": "on"})).trust.checks == "on"
+
+
+EXPERTS = {"layers": [1, 3], "grid": [4, 4], "width": 8, "hidden": 16}
+
+
+def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None:
+    plain, run = parse_run(values()), parse_run(values(experts=EXPERTS))
+    assert plain.experts is None
+    assert "experts" not in json.loads(plain.canonical())
+    assert run.experts is not None
+    assert (run.experts.layers, run.experts.grid, run.experts.chosen) == ((1, 3), (4, 4), 2)
+    assert parse_run(json.loads(run.canonical())) == run
+    assert run.fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("experts", "others", "said"),
+    [
+        ({"chosen": 17}, {}, "experts.chosen is 17, and a grid of 4 x 4 has 16 cells; set it to at most that"),
+        ({"chosen": 1}, {}, "experts.chosen: input should be greater than or equal to 2"),
+        ({"grid": []}, {}, "experts.grid must be two whole numbers from 1 to 64"),
+        ({"grid": [0, 4]}, {}, "experts.grid must be two whole numbers from 1 to 64"),
+        ({"grid": [4, 65]}, {}, "experts.grid must be two whole numbers from 1 to 64"),
+        ({"grid": [4, "4"]}, {}, "experts.grid must be two whole numbers from 1 to 64"),
+        ({"layers": []}, {}, "experts.layers"),
+        ({"layers": [3, 1]}, {}, "experts.layers must name each layer once, in their order"),
+        ({"layers": [1, 1]}, {}, "experts.layers must name each layer once, in their order"),
+        ({"weight": 1}, {}, "experts.weight is not a known key; did you mean 'width'?"),
+        ({}, {"averaging": "local-steps"}, 'remove averaging = "local-steps" or the experts'),
+        ({}, {"trust": {"checks": "on"}}, "remove it or the [experts]"),
+        (
+            {},
+            {"pipeline": {}, "averaging": {"overlap": False}},
+            "not made for the stages of a [pipeline]",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_are_refused_in_a_line_that_names_the_key_and_the_fix(
+    experts: dict[str, Any], others: dict[str, Any], said: str
+) -> None:
+    told = message(values(experts={**EXPERTS, **experts}, **others))
+    assert said in told
+    assert "\n" not in told

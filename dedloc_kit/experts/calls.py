@@ -55,7 +55,7 @@ class Experts(Protocol):
         ...
 
     def forward(self, layer: int, inputs: Mapping[Cell, Tensor], keep: bool) -> Answers:
-        """Ask experts, each for its tokens: float32 [tokens, width], which are not changed by anybody afterwards.
+        """Ask experts, each for its tokens: float32 [tokens, width] on the CPU, which nobody changes afterwards.
 
         Who fails is left out; nothing is raised for it.
 

@@ -30,6 +30,7 @@ _TEMPLATE = Path(__file__).with_name("new.md")
 PURPOSES = {
     "gpt": "a model that writes: it goes on with a text",
     "causal-pipeline": "the same, too big for any volunteer: each holds one of its stages",
+    "experts": "the same, of parts of which each volunteer holds some: its layers are mixtures of experts",
     "encoder": "a model that understands: to search, to sort, to find names",
     "sahajbert": "the same, small enough for slow computers and lines",
     "continue": "go on from a model that exists, with your own text and your own words",

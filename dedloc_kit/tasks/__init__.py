@@ -139,6 +139,15 @@ class Divisible(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class Mixed(Task, Protocol):
+    """A task whose model can have experts (`experts.mixture.Mixture`), unless its settings are against it."""
+
+    def why_without_experts(self) -> str:
+        """What in the run's settings is against it, with the fix; empty if nothing is."""
+        ...
+
+
 def why_unchecked(task: Task) -> str:
     """Why the gradients of a task cannot be computed again, in one line; empty if they can."""
     if isinstance(task, Checkable):
@@ -151,6 +160,13 @@ def why_undivided(task: Task) -> str:
     if isinstance(task, Divisible):
         return task.why_undivided()
     return f"the task {type(task).__name__} does not say how its model is cut into stages"
+
+
+def why_without_experts(task: Task) -> str:
+    """Why a task's model cannot have experts, in one line; empty if it can."""
+    if isinstance(task, Mixed):
+        return task.why_without_experts()
+    return f"the task {type(task).__name__} has no layers for them; remove them"
 
 
 @dataclass(frozen=True)
@@ -241,7 +257,7 @@ def first_model(task: Task) -> torch.nn.Module:
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name, if its options are wrong, or if the
-    run wants checks or stages that it cannot give.
+    run wants checks, stages or experts that it cannot give.
 
     `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
     it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
@@ -264,6 +280,8 @@ def create_task(run: RunConfig, module: str | None = None) -> Task:
         raise UserError(f'trust.checks = "on" is not possible: {against}; or remove trust.checks')
     if run.pipeline is not None and (against := why_undivided(task)):
         raise UserError(f"[pipeline] is not possible: {against}")
+    if run.experts is not None and (against := why_without_experts(task)):
+        raise UserError(f"[experts] are not possible: {against}")
     return task
 
 

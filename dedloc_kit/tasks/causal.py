@@ -12,12 +12,14 @@ from torch import nn
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.packing import Pack
 from dedloc_kit.errors import UserError
+from dedloc_kit.experts.mixture import imbalance_of
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import PositiveInt, RunConfig
 from dedloc_kit.tasks import Batch, StageTask, Usage
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap
 from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.tasks.text.continuation import Continuations
+from dedloc_kit.tasks.text.mixed import check_experts, give_experts
 from dedloc_kit.tasks.text.output_loss import output_loss
 from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.tasks.text.parts import Cut, check_divisible, copies
@@ -56,14 +58,26 @@ class Causal(PackedTask):
             raise UserError(
                 "the layers of task.start have weights of their own; remove task.shared_layers or the start"
             )
+        if run.experts is not None:
+            check_experts(self.config(), run.experts)
 
     def build_model(self) -> nn.Module:
         if self.run.pipeline is None and self.options.shared_layers == 1:
-            return super().build_model()
+            model = super().build_model()
+            if self.run.experts is not None:
+                give_experts(model, self.family, self.run.experts, self.run.run_id)
+            return model
         cut = self.cut()
         model = cut.whole([cut.build(number) for number in range(len(cut.layers))])
         self.family.check(model)
         return model
+
+    def why_without_experts(self) -> str:
+        if self.options.shared_layers > 1:
+            return "layers that share weights would share a gate, but no experts; remove task.shared_layers"
+        if self.options.start:
+            return "task.start is a whole model, which has no experts; remove the start"
+        return ""
 
     def why_undivided(self) -> str:
         assert self.run.pipeline is not None
@@ -125,7 +139,10 @@ class Causal(PackedTask):
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
         hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
-        return self._loss(model, transformer.get_output_embeddings(), hidden, batch["labels"])
+        loss = self._loss(model, transformer.get_output_embeddings(), hidden, batch["labels"])
+        if self.run.experts is not None:
+            loss = loss + self.run.experts.balance * imbalance_of(model)
+        return loss
 
     def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         hidden, labels = hidden.flatten(0, 1), labels.flatten()
@@ -167,6 +184,8 @@ class Causal(PackedTask):
         The tokenizer puts the token in front of a text that stood there in training. Of weights that layers share each
         gets its copy.
         """
+        if self.run.experts is not None:
+            raise UserError("a model with experts is not written for transformers yet: volunteers hold its experts")
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import torch
@@ -13,6 +15,23 @@ from dedloc_kit.training.device import free_cached, out_of_memory
 from dedloc_kit.training.eager import EagerOptimizer
 
 Batch = dict[str, Tensor]
+
+_loss_scale: ContextVar[float] = ContextVar("loss_scale", default=1.0)
+
+
+@contextmanager
+def loss_scaled(scale: float) -> Iterator[None]:
+    """What this thread computes meanwhile leads to a loss that is multiplied by this before it goes backward."""
+    token = _loss_scale.set(scale)
+    try:
+        yield
+    finally:
+        _loss_scale.reset(token)
+
+
+def loss_scale() -> float:
+    """What whoever sends gradients elsewhere has to divide them by; to be asked in the forward pass."""
+    return _loss_scale.get()
 
 
 class Compute:
@@ -88,7 +107,8 @@ class Compute:
     def _gradients(self, batch: Batch) -> float:
         self.clear()
         batch = {name: values.to(self.device) for name, values in batch.items()}
-        with torch.autocast(self.device.type, dtype=self._half or torch.bfloat16, enabled=self._half is not None):
+        half = torch.autocast(self.device.type, dtype=self._half or torch.bfloat16, enabled=self._half is not None)
+        with loss_scaled(self._scaler.get_scale()), half:
             loss = self._loss(self.model, batch)
         self._scaler.scale(loss).backward()
         value = loss.item()  # waits for the device; the accumulation must know whether all is finite anyway
@@ -106,6 +126,12 @@ class Compute:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of its module lists: so the models of transformers keep what they repeat."""
+    """The members of its module lists: so the models of transformers keep what they repeat.
+
+    Without those that hold something that says that it must compute once (`once`).
+    """
     for child in module.children():
-        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
+        if isinstance(child, nn.ModuleList):
+            yield from (block for block in child if not any(getattr(each, "once", False) for each in block.modules()))
+        else:
+            yield from _blocks(child)

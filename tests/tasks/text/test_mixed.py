@@ -1,0 +1,148 @@
+"""A decoder with experts: what it is, what it is not, and that it learns."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.lib.mixture import PlainLoop
+from dedloc_kit.errors import UserError
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.mixture import Mixture, mixtures_of
+from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.text.architecture import DECODERS
+from dedloc_kit.tasks.text.mixed import give_experts
+from dedloc_kit.training.microbatch import pieces
+from tests.text_runs import MODEL, text_run, write_text
+
+EXPERTS = {"layers": [1], "grid": [2, 2], "width": MODEL["hidden_size"], "hidden": 24}
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_text(folder)
+    return folder
+
+
+def mixed(run: RunConfig, **experts: Any) -> RunConfig:
+    return parse_run({**run.model_dump(mode="json"), "experts": {**EXPERTS, **experts}})
+
+
+def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(folder: Path) -> None:
+    run = mixed(text_run(folder, "causal"))
+    one, other = (create_task(run).build_model() for _ in range(2))
+    assert [(type(layer.mlp) is Mixture) for layer in one.model.layers] == [False, True]  # type: ignore[union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    names = {name for name, _ in one.named_parameters() if "layers.1.mlp" in name}
+    assert names == {"model.layers.1.mlp.gate.rows", "model.layers.1.mlp.gate.columns"}
+    with pytest.raises(RuntimeError, match="no experts are connected"):
+        create_task(run).evaluate(one)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gpt2"])
+def test_a_few_steps_of_one_process_lower_the_held_out_loss(folder: Path, architecture: str) -> None:
+    model = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256} if architecture == "gpt2" else MODEL
+    run = text_run(folder, "causal", architecture=architecture)
+    run = mixed(
+        run.model_copy(
+            update={
+                "task": run.task.model_copy(update={"model": model}),
+                "optimizer": run.optimizer.model_copy(update={"name": "adamw", "learning_rate": 0.01}),
+            }
+        )
+    )
+    task = create_task(run)
+    loop = PlainLoop(run, task)
+    assert loop.bank is not None
+    before, experts = task.evaluate(loop.model).loss, loop.bank.state(ExpertName(1, 0, 1))[0]
+    batches = task.batches(8, 0, fail)
+    for _ in range(8):
+        loop.take([next(batches), next(batches)])
+    assert task.evaluate(loop.model).loss < before - 0.3
+    after, step = loop.bank.state(ExpertName(1, 0, 1))
+    assert step == 8
+    assert not torch.equal(after["model.down"], experts["model.down"])
+
+
+def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> None:
+    """Without the term for balance, which sees a microbatch at a time."""
+    run = mixed(text_run(folder, "causal"), balance=0.0)
+    task = create_task(run)
+    batch = next(task.batches(16, 0, fail))
+    loops = [PlainLoop(run, task) for _ in range(2)]
+    loops[0].take([batch])
+    loops[1].take(list(pieces(batch, 12)))
+    banks = [loop.bank for loop in loops if loop.bank is not None]
+    for name in banks[0].names:
+        for one, other in zip(*(bank.state(name)[0].values() for bank in banks), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for one, other in zip(*(loop.model.parameters() for loop in loops), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_term_for_balance_is_part_of_the_training_loss_alone(folder: Path) -> None:
+    run = mixed(text_run(folder, "causal"), balance=10.0)
+    task = create_task(run)
+    loop = PlainLoop(run, task)
+    gate, batch = next(mixtures_of(loop.model)).gate, next(task.batches(8, 0, fail))
+    with torch.no_grad():
+        gate.rows.mul_(20)
+        bare = task.loss(loop.model, batch, 0)
+    loss = task.loss(loop.model, batch, 0)
+    assert loss > bare + 0.1
+    loss.backward()
+    assert gate.rows.grad is not None
+    assert gate.rows.grad.norm() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [
+        ({"width": 16}, "experts.width is 16, and the trunk has 32 channels"),
+        ({"layers": [0, 2]}, "experts.layers names the layer 2, and the model has 2"),
+    ],
+)
+def test_experts_that_do_not_fit_the_trunk_are_refused(folder: Path, experts: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        create_task(mixed(text_run(folder, "causal"), **experts))
+    assert "\n" not in str(error.value)
+
+
+def test_layers_that_share_weights_have_no_experts(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"\[experts\] are not possible: .*remove task.shared_layers"):
+        create_task(mixed(text_run(folder, "causal", shared_layers=2)))
+
+
+def test_a_model_that_goes_on_from_another_has_no_experts(folder: Path) -> None:
+    task: Any = create_task(mixed(text_run(folder, "causal")))
+    assert task.why_without_experts() == ""
+    task.options = task.options.model_copy(update={"start": "a/b"})
+    assert task.why_without_experts().endswith("remove the start")
+
+
+def test_an_architecture_whose_layers_have_no_feed_forward_network_of_their_own_is_refused(folder: Path) -> None:
+    run = mixed(text_run(folder, "causal"))
+    model: Any = create_task(text_run(folder, "causal")).build_model()
+    for layer in model.model.layers:
+        del layer.mlp
+    assert run.experts is not None
+    with pytest.raises(UserError, match="no feed-forward network that experts could take the place of"):
+        give_experts(model, DECODERS, run.experts, run.run_id)
+
+
+def test_a_task_without_layers_for_them_refuses_experts(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Encoder has no layers for them"):
+        create_task(mixed(text_run(folder, "encoder")))
+
+
+def test_what_volunteers_hold_is_not_written_for_transformers_yet(folder: Path, tmp_path: Path) -> None:
+    task: Any = create_task(mixed(text_run(folder, "causal")))
+    with pytest.raises(UserError, match="not written for transformers yet"):
+        task.export(task.build_model(), tmp_path, "a/b")
