@@ -1,6 +1,7 @@
 """A trainer's experts, wherever they are: all hosts are asked at once, and whoever fails is left out."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ class RemoteExperts:
     def __init__(self, loop: Loop, hosts: Hosts, columns: int, form: Form) -> None:
         self._loop, self._hosts, self._columns, self._form = loop, hosts, columns, form
         self._usual: dict[tuple[int, type[Call]], Usual] = {}
+        self._lock = threading.Lock()
 
     def alive(self, layer: int) -> Tensor:
         return self._hosts.alive(layer)
@@ -122,8 +124,9 @@ class RemoteExperts:
         return await asyncio.gather(*(self._hosts.call(each.host, each.call, each.content) for each in asked))
 
     def _absurd(self, layer: int, asked: _Asked, made: Tensor) -> bool:
-        usual = self._usual.setdefault((layer, type(asked.call)), Usual())
-        return usual.absurd(asked.host.client.peer, float(made.norm()) / len(made) ** 0.5)
+        size = float(made.norm()) / len(made) ** 0.5
+        with self._lock:
+            return self._usual.setdefault((layer, type(asked.call)), Usual()).absurd(asked.host.client.peer, size)
 
     def _fail(self, host: Host, kind: str, text: str) -> None:
         host.there = False  # now: the next layer is to be asked at once

@@ -66,7 +66,7 @@ class HostClient:
                 deadline.late()
                 raise CallFailed("late", f"it has not answered within {seconds:.1f} s") from None
         if call.tokens:
-            deadline.took(sum(call.tokens), time.monotonic() - began)
+            deadline.took(sum(call.tokens), max(0.0, time.monotonic() - began - answered[0].waited))
         return answered
 
     async def close(self) -> None:

@@ -16,6 +16,7 @@ from dedloc_kit.swarm.experts.client import CallFailed, HostClient
 from dedloc_kit.swarm.experts.deadline import FIRST_SECONDS
 from dedloc_kit.swarm.experts.offer import cells_of
 from dedloc_kit.swarm.experts.protocol import Answer, Call, Forward
+from dedloc_kit.swarm.experts.service import STEP_SECONDS
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Packed
@@ -35,13 +36,14 @@ class Host:
 
     :ivar cells: bool [rows, columns] by layer, of the experts that it has
     :ivar there: may it be asked? It has answered since it last failed
+    :ivar step: the latest that it has answered a forward call for
     """
 
     def __init__(self, client: HostClient) -> None:
         self.client = client
         self.cells: Mapping[int, Tensor] = {}
         self.there = False
-        self.failures = 0
+        self.failures = self.step = 0
         self._avoided: dict[tuple[int, Cell], float] = {}
 
     def avoid(self, layer: int, cell: Cell) -> None:
@@ -108,6 +110,8 @@ class Hosts:
             self.fail(host, failure)
             return None
         host.failures = 0
+        if isinstance(call, Forward):
+            host.step = max(host.step, call.step)
         return answered
 
     def fail(self, host: Host, failure: CallFailed) -> None:
@@ -186,7 +190,9 @@ class Hosts:
             return
 
     def _seconds(self, host: Host, call: Call) -> float:
-        """As long as it usually takes; of a host that was never asked, as long as others take."""
+        """As long as it usually takes; of a host that was never asked, as long as others take. It may have to wait for
+        a step that it has not been asked for yet."""
         own = host.client.deadline(call)
         others = [each.client.deadline(call) for each in self._hosts.values()]
-        return own or max((other for other in others if other is not None), default=FIRST_SECONDS)
+        usual = own or max((other for other in others if other is not None), default=FIRST_SECONDS)
+        return usual + (STEP_SECONDS if isinstance(call, Forward) and call.step > host.step else 0.0)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from dedloc_kit.records import Count, Record
+from dedloc_kit.records import Count, Record, Seconds
 from dedloc_kit.swarm.network.service import Stream, decode
 from dedloc_kit.swarm.remote.judging import Refused
 from dedloc_kit.swarm.remote.tensors import Exponent
@@ -68,6 +68,8 @@ class Answer(Record):
     """Of each of these, for the backward call, if one follows."""
     exponent: Exponent = 0
     """Of gradients."""
+    waited: Seconds = 0.0
+    """Until the experts had the step before the one that the call is for."""
 
 
 Call = Forward | Backward

@@ -168,13 +168,15 @@ class ExpertService(Service):
         if isinstance(call, Forward):
             self._check(peer, call)
         computing = self._computing(peer, call, await self._arrived(call, stream))
+        began = time.monotonic()
         if isinstance(call, Forward) and call.samples:
             await alive_until(stream, self._reached(call))
+        waited = time.monotonic() - began
         priority = BACKWARD if isinstance(call, Backward) else FORWARD
         computed = await alive_until(stream, self._turns.run(priority, computing))
         for kind in set(computed.refused):
             self._judge.add(peer, kind)
-        await self._send(call, computed, stream)
+        await self._send(call, computed, waited, stream)
 
     def _check(self, peer: str, call: Forward) -> None:
         if call.layer not in self._settings.layers:
@@ -229,7 +231,7 @@ class ExpertService(Service):
         _, columns = self._settings.grid
         return [ExpertName(call.layer, *divmod(cell, columns)) for cell in call.cells]
 
-    async def _send(self, call: Call, computed: Computed, stream: Stream) -> None:
+    async def _send(self, call: Call, computed: Computed, waited: float, stream: Stream) -> None:
         output: Packed | None = None
         exponent = 0
         if computed.outputs:
@@ -239,7 +241,7 @@ class ExpertService(Service):
             else:
                 output = packed(in_form(together, self._form), self._form)
         answered, tickets = tuple(computed.answered), tuple(computed.tickets)
-        await stream.send(encode(Answer(answered=answered, tickets=tickets, exponent=exponent)))
+        await stream.send(encode(Answer(answered=answered, tickets=tickets, exponent=exponent, waited=waited)))
         if output is not None:
             await send_packed(stream, output)
 

@@ -10,6 +10,8 @@ import torch
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts
 from dedloc_kit.swarm.experts import service
+from dedloc_kit.swarm.experts.deadline import MIN_SECONDS
+from dedloc_kit.swarm.experts.protocol import Forward
 from dedloc_kit.swarm.experts.service import Limits
 from tests.swarm.experts.local_hosts import CELLS, LAYER, NAMES, RUN, Swarm, learn, parameters, sums, swarm, tokens
 
@@ -69,9 +71,8 @@ def test_calls_of_no_microbatch_are_answered_and_add_nothing(two: Swarm) -> None
 
 def test_a_call_that_comes_before_the_step_it_is_for_waits_for_it(two: Swarm) -> None:
     trainer, plain = two.trainer("t"), full()
-    for bank in (plain, *(host.bank for host in two.hosts.values())):
-        learn(plain, 1, 2) if bank is plain else None
-    learn(trainer, 1, 2)
+    for each in (plain, trainer):
+        learn(each, 1, 2)
     plain.take(1, 2, RATE)
 
     def late() -> None:
@@ -88,9 +89,14 @@ def test_a_call_that_comes_before_the_step_it_is_for_waits_for_it(two: Swarm) ->
 
 
 def test_a_host_that_does_not_take_the_step_answers_as_it_is(two: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(service, "STEP_SECONDS", 1.5)  # longer than calls that take no time may take
     trainer = two.trainer("t")
-    assert [set(each) for each in learn(trainer, 1, 2, step=2)] == [set(CELLS)] * 2
+    for seed in (1, 2):
+        learn(trainer, seed, 2)
+    assert [set(each) for each in learn(trainer, 3, 2, step=2)] == [set(CELLS)] * 2
+    assert not two.failed
+    forward = trainer._hosts._hosts["a"].client._deadlines[Forward]
+    assert forward.seconds(1) == MIN_SECONDS, "what it waited for the step is not what its calls take"
 
 
 def test_of_two_hosts_of_an_expert_all_trainers_ask_the_same_one(two: Swarm) -> None:
