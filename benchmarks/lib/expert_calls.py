@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import hivemind
 import torch
-from hivemind.moe import RemoteMixtureOfExperts, Server
+from hivemind.moe import RemoteMixtureOfExperts, Server, get_experts
 from hivemind.p2p import P2P
 from torch import Tensor
 
@@ -46,6 +46,8 @@ WIDTH, GRID, CHOSEN, TOKENS = 64, (4, 4), 2, 512
 HOSTS = 2
 TIMES, TIMES_HIVEMIND = 20, 2
 SECONDS = 60.0
+_NAMES = [f"ffn.{row}.{column}" for row in range(GRID[0]) for column in range(GRID[1])]
+"""Of hivemind's experts."""
 _LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 
 
@@ -91,6 +93,11 @@ def with_hivemind(tokens: int = TOKENS) -> Timing:
         stack.enter_context(_process("hivemind", "1", first))
         dht = hivemind.DHT(initial_peers=[first], client_mode=True, start=True, startup_timeout=SECONDS)
         stack.callback(dht.shutdown)
+        until = time.monotonic() + SECONDS
+        while None in get_experts(dht, _NAMES):
+            if time.monotonic() > until:
+                raise TimeoutError("hivemind's servers are not there")
+            time.sleep(0.5)
         mixture = RemoteMixtureOfExperts(
             in_features=WIDTH, grid_size=GRID, dht=dht, k_best=CHOSEN, uid_prefix="ffn.", forward_timeout=SECONDS
         )
@@ -216,7 +223,7 @@ def _host_ours(at: int, known: Sequence[str], said: IO[str]) -> None:
 
 def _host_hivemind(at: int, known: Sequence[str], said: IO[str]) -> None:
     server = Server.create(
-        expert_uids=[f"ffn.{row}.{column}" for row in range(GRID[0]) for column in range(GRID[1])][at::HOSTS],
+        expert_uids=_NAMES[at::HOSTS],
         expert_cls="ffn",
         hidden_dim=WIDTH,
         optim_cls=None,

@@ -156,3 +156,21 @@ def sums(bank: Bank) -> dict[str, Tensor]:
         for name in bank.names
         for due, total in sorted(bank._experts[name]._sums.items())
     }
+
+
+def honest(two: Swarm, step: int = 1) -> None:
+    """Two trainers are answered rightly, and hosts hold what these have told them and nothing else."""
+    plain = Bank(RUN)
+    plain.hold_all()
+    for each in range(1, step):
+        plain.take(each, 1, 0.0)
+    for name, samples in (("t", 5), ("u", 2)):
+        answers = learn(two.trainer(name), samples, samples, step)
+        for mine, right in zip(answers, learn(plain, samples, samples, step), strict=True):
+            assert mine.keys() == right.keys() == set(CELLS)
+            assert all(torch.allclose(mine[cell], right[cell], rtol=0, atol=1e-6) for cell in CELLS)
+    found = {key: each for host in two.hosts.values() for key, each in sums(host.bank).items()}
+    right_sums = sums(plain)
+    assert found.keys() == right_sums.keys()
+    assert all(torch.allclose(found[key], right_sums[key], rtol=0, atol=1e-6) for key in found)
+    assert not two.failed
