@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "hosts of experts that answer wrongly are forgiven when they come again",
+        "swarm/experts/hosts.py",
+        "max(0.0, self._barred.get(peer, 0.0) - time.monotonic())",
+        "0.0",
+        "tests/swarm/hostile/test_expert_hosts.py -k comes_again",
+    ),
+    Mutation(
         "hosts of experts that wait for a step are taken for gone",
         "swarm/experts/hosts.py",
         "STEP_SECONDS if isinstance(call, Forward) and call.step > host.step else 0.0",
@@ -196,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "hosts of experts that answer wrongly are soon asked again",
         "swarm/experts/hosts.py",
-        "BARRED_SECONDS if failure.wrong else seconds",
-        "seconds",
+        "            seconds = BARRED_SECONDS\n",
+        "",
         "tests/swarm/hostile/test_expert_hosts.py -k 'wrongly and nan'",
     ),
     Mutation(

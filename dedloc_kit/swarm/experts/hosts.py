@@ -82,6 +82,8 @@ class Hosts:
         self._hosts: dict[str, Host] = {}
         self._read: dict[str, HostOffer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._barred: dict[str, float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def alive(self, layer: int) -> Tensor:
         """Which cells can be asked: bool [rows, columns]; from any thread."""
@@ -123,7 +125,11 @@ class Hosts:
         host.there = False
         host.failures += 1
         seconds = min(MAX_AVOIDED, AVOIDED_SECONDS * 2.0 ** (host.failures - 1))
-        self._ask(host, BARRED_SECONDS if failure.wrong else seconds)
+        if failure.wrong:
+            seconds = BARRED_SECONDS
+            self._barred[peer] = time.monotonic() + seconds
+        if self._hosts.get(peer) is host:  # else it has left meanwhile
+            self._ask(host, seconds)
 
     async def follow(self) -> None:
         """Keep to what the hosts say, until this is cancelled."""
@@ -140,6 +146,7 @@ class Hosts:
 
     def _look(self) -> None:
         offers = {p: offer for p, offer in self._offers().items() if offer.layers and offer.state == "online"}
+        self._barred = {peer: until for peer, until in self._barred.items() if time.monotonic() < until}
         for peer in self._hosts.keys() - offers.keys():
             self._forget(peer)
         for peer, offer in offers.items():
@@ -158,7 +165,7 @@ class Hosts:
             host.cells = cells
             if known is None:
                 self._hosts = {**self._hosts, peer: host}
-                self._ask(host, 0.0)
+                self._ask(host, max(0.0, self._barred.get(peer, 0.0) - time.monotonic()))
         self._read = {peer: offer for peer, offer in self._read.items() if peer in offers}
 
     def _forget(self, peer: str) -> None:
@@ -168,7 +175,9 @@ class Hosts:
         if (host := hosts.pop(peer, None)) is not None:
             self._hosts = hosts
             host.there = False
-            self._asking[peer] = asyncio.create_task(host.client.close())
+            closing = asyncio.create_task(host.client.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _ask(self, host: Host, seconds: float) -> None:
         """Find out whether a host is there, after so many seconds and again and again, before any call waits for it."""

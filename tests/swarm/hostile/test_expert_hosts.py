@@ -82,6 +82,19 @@ def test_a_host_that_answers_wrongly_is_left_out_and_named(
     assert len(two.failed) == 1, "it is not asked again"
 
 
+def test_a_host_that_has_answered_wrongly_is_not_asked_if_it_leaves_and_comes_again(two: Swarm) -> None:
+    trainer = two.trainer("t")
+    lie(two, nan)
+    learn(trainer, 1, 2)
+    offer = two.offers.pop("a")
+    two.until(lambda: "a" not in trainer._hosts._hosts)
+    two.offers["a"] = offer
+    two.until(lambda: "a" in trainer._hosts._hosts)
+    time.sleep(0.3)
+    assert learn(trainer, 2, 2)[0].keys() == set(CELLS) - HELD
+    assert two.failed == [("a", "values")]
+
+
 def test_a_host_that_answers_another_call_is_left_out_and_named(two: Swarm) -> None:
     trainer, host = two.trainer("t"), two.hosts["a"].service
     right = host._forward
