@@ -470,6 +470,47 @@ class StageOffer(Record):
     time: Time
 
 
+class LayerCells(Record):
+    """Cells of one layer's grid of experts."""
+
+    layer: Count
+    cells: Annotated[bytes, Field(min_length=1, max_length=512)]
+    """A bit for each, row by row, the first one the highest of its byte; at most 64 x 64 cells."""
+
+
+class HostOffer(Record):
+    """What a peer of a run with experts says of itself every few seconds, signed; it lives in the DHT for some seconds
+    only."""
+
+    run_id: RunId
+    state: Literal["joining", "online", "leaving"]
+    layers: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
+    """The experts that answer here; none if it hosts nothing."""
+    step: Count = 0
+    """The global step whose parameters these have."""
+    through: Annotated[tuple[PeerId, ...], Field(max_length=4, strict=False)] = ()
+    """Peers that forward calls to it, if nobody can dial it."""
+    forwards: bool = False
+    """It connects peers that cannot reach each other."""
+    client_mode: bool
+    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
+    """Where others reach this peer; empty in client mode."""
+    reached: Base64 = ""
+    """See `Progress`."""
+    device: PeerText
+    name: PeerText
+    team: PeerText = ""
+    session: Digest = ""
+    time: Time
+
+    @field_validator("layers")
+    @classmethod
+    def _each_layer_once(cls, layers: tuple[LayerCells, ...]) -> tuple[LayerCells, ...]:
+        if len({each.layer for each in layers}) < len(layers):
+            raise ValueError("a layer is named twice")
+        return layers
+
+
 TOKEN_SECONDS = 3600.0
 """How long a token lasts; who was sent away gets no other."""
 

@@ -50,7 +50,7 @@ ROOMS = (
     {"directory", "transfer"},
     {"membership", "averaging"},
     {"rounds", "remote"},
-    {"serving", "pipeline"},
+    {"serving", "pipeline", "experts"},
     {"peer", "observer"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

@@ -67,6 +67,11 @@ class Bank:
         with self._lock:
             return sorted(self._experts)
 
+    def steps(self, names: Iterable[ExpertName]) -> list[int]:
+        """The finished global steps whose parameters those of these have that are here."""
+        with self._lock:
+            return [self._experts[name].step for name in names if name in self._experts]
+
     def hold(self, names: Iterable[ExpertName]) -> None:
         """Have these experts, too, with their first weights: the same ones on every host. Raises ValueError for a name
         that the run does not have."""

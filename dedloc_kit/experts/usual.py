@@ -15,10 +15,11 @@ class Usual:
         self._sizes: OrderedDict[str, deque[float]] = OrderedDict()
 
     def absurd(self, sender: str, size: float) -> bool:
-        """Is this far larger than what was usual until now? It is remembered either way, so that all may change."""
+        """Is this far larger than what was usual until now? Then it is not remembered, or of two senders one would make
+        it usual; but who is alone may change."""
         known = sum(map(len, self._sizes.values())) >= _ENOUGH
         absurd = known and size > ABSURD * median_high(median_high(sizes) for sizes in self._sizes.values())
-        if size > 0.0:  # a gradient of nothing says nothing
+        if size > 0.0 and (not absurd or self._sizes.keys() <= {sender}):  # a gradient of nothing says nothing
             self._sizes.setdefault(sender, deque(maxlen=_REMEMBERED)).append(size)
             self._sizes.move_to_end(sender)
             if len(self._sizes) > _SENDERS:

@@ -17,7 +17,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.machine.dialling import any_host_responds, first_bytes, host_and_port, in_own_loop
 from dedloc_kit.machine.dials import Dials
-from dedloc_kit.records import Progress, RowSummary, StageOffer
+from dedloc_kit.records import HostOffer, Progress, RowSummary, StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.node import Node
@@ -59,7 +59,7 @@ class Connections:
         self._dialling: list[Any] = []
         self._offline, self._offline_until = False, 0.0
 
-    def keep(self, seen: Mapping[str, Progress | RowSummary | Serving | StageOffer]) -> None:
+    def keep(self, seen: Mapping[str, Progress | RowSummary | Serving | StageOffer | HostOffer]) -> None:
         """Dial, in the background, where it is time to.
 
         :param seen: everyone who is alive, by what they say of themselves or of their rows

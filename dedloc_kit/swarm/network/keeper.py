@@ -30,6 +30,7 @@ from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.identity import MAX_OWNER_BYTES, Signer, author, parted, verified
 from dedloc_kit.swarm.network.kinds import (
     CONTRIBUTIONS,
+    HOSTS,
     NOTICE,
     PROGRESS,
     RELEASE,
@@ -78,7 +79,7 @@ class Keeper(RecordValidatorBase):
         self._signer = signer
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
-        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, NOTICE, RELEASE)]
+        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, HOSTS, NOTICE, RELEASE)]
         for part in parts or (run_id,):
             kinds += [(PROGRESS, part), (SUMMARIES, part), (CONTRIBUTIONS, part)]
         for kind, of in kinds:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from dedloc_kit.records import MAX_ROWS, Contribution, Notice, Progress, RowSummary, StageOffer
+from dedloc_kit.records import MAX_ROWS, Contribution, HostOffer, Notice, Progress, RowSummary, StageOffer
 from dedloc_kit.serving.offer import Release, Serving
 from dedloc_kit.swarm.network.names import Names
 
-R = TypeVar("R", Progress, Contribution, Notice, RowSummary, Serving, StageOffer, Release)
+R = TypeVar("R", Progress, Contribution, Notice, RowSummary, Serving, StageOffer, HostOffer, Release)
 
 SHARES = 16
 """Keys over which the records of a kind are spread when there are many peers, besides the one for few."""
@@ -76,6 +76,8 @@ PROGRESS = Kind("progress", Progress, 4096, 60.0, may_leave=True, in_cells=True,
 SUMMARIES = Kind("rows", RowSummary, 4096, 60.0, one_key=True, copied=True)
 SERVING = Kind("serving", Serving, 4096, 60.0, may_leave=True)
 STAGES = Kind("stages", StageOffer, 4096, 60.0, may_leave=True)
+HOSTS = Kind("hosts", HostOffer, 12_000, 60.0, may_leave=True)
+"""Large where a host has experts in many layers of large grids."""
 CONTRIBUTIONS = Kind("contributions", Contribution, 4096, 3600.0)
 NOTICE = Kind("notice", Notice, 12_000, 7 * 86400.0, organizers=True)
 """The last one stays for so long, should the organizer disappear."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from dedloc_kit.swarm.audits.projections import TOLERANCE
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.peers import StagePeers
-from dedloc_kit.swarm.pipeline.protocol import Call, Content, unscaled
-from dedloc_kit.swarm.remote.tensors import Form, unpacked
+from dedloc_kit.swarm.pipeline.protocol import Call, Content
+from dedloc_kit.swarm.remote.tensors import Form, unpacked, unscaled
 
 ONE_IN = 100
 """Answers, of which one is compared."""

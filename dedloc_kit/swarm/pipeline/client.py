@@ -16,16 +16,15 @@ from dedloc_kit.swarm.pipeline.protocol import (
     Content,
     Cut,
     Held,
-    Kind,
-    Refused,
     receive_hidden,
     receive_reply,
     send_call,
-    unscaled,
 )
 from dedloc_kit.swarm.pipeline.service import LOOK_SECONDS, FollowingService, StageService
-from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.judging import Kind, Refused
+from dedloc_kit.swarm.remote.lines import Line, Lines, Opener
 from dedloc_kit.swarm.remote.listening import Listening
+from dedloc_kit.swarm.remote.tensors import unscaled
 
 MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
 """Seconds of silence after which a stage peer is taken for gone; see `Listening`."""
@@ -76,7 +75,7 @@ class StageClient:
         self._sent: list[float] = []  # when each call that has not been answered was
         self._waiting = 0  # calls that are not done there, as it said last
         self._opener = opener
-        self._idle: list[tuple[Line, Listening]] = []
+        self._lines = Lines(opener, peer, StageService, (MIN_PATIENCE, MAX_PATIENCE))
         self._session = ""
         self._said = 0  # how often it has said what it holds
 
@@ -125,9 +124,7 @@ class StageClient:
         return answered
 
     async def close(self) -> None:
-        idle, self._idle = self._idle, []
-        for line, _ in idle:
-            await line.close()
+        await self._lines.close()
 
     async def _follow(self, stream: Stream, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
         telling = asyncio.create_task(_tell(stream, begun))
@@ -146,26 +143,15 @@ class StageClient:
             telling.cancel()
 
     async def _call(self, call: Call, content: Content) -> Answered:
-        line, listening = await self._line()
-        try:
-            await send_call(line.stream, call, content)
-            reply = await listening.heard(receive_reply(line.stream))
+        async with self._lines.use() as (stream, listening):
+            await send_call(stream, call, content)
+            reply = await listening.heard(receive_reply(stream))
             if isinstance(reply, Refused):
                 raise CallRefused(reply)
-            output = await listening.heard(self._output(call, reply, line.stream))
+            output = await listening.heard(self._output(call, reply, stream))
             if (reply.loss is None) == self._last:
                 raise ValueError("a loss of another stage than the last")
-        except BaseException:
-            await line.close()
-            raise
-        self._idle.append((line, listening))
         return Answered(reply, output)
-
-    async def _line(self) -> tuple[Line, Listening]:
-        if self._idle:
-            return self._idle.pop()
-        line = await Line.open(self._opener, self.peer, StageService, b"")
-        return line, Listening(line.stream, MIN_PATIENCE, MAX_PATIENCE)
 
     async def _output(self, call: Call, answer: Answer, stream: Stream) -> Tensor | None:
         if call.what == "forward":

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
+from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
+from dedloc_kit.swarm.remote.judging import Refusal
 from dedloc_kit.training.device import half_precision
 
 WEIGHT = 0.1

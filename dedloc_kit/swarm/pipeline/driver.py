@@ -24,9 +24,9 @@ from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import MEMORY_BYTES, Backward, Kept
 from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, TICK_SECONDS, Changes, StagePeers, Stale
-from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of, scaled
+from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of
 from dedloc_kit.swarm.remote.lines import Opener
-from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed
+from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, scaled
 
 HEARD_SECONDS = 1.0
 """By then what others have begun for a step is known."""

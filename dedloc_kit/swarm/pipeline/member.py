@@ -23,7 +23,7 @@ from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
-from dedloc_kit.swarm.pipeline.protocol import FORMS, Batch, Cut
+from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
 from dedloc_kit.swarm.pipeline.service import Limits, StageService
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
@@ -32,6 +32,7 @@ from dedloc_kit.swarm.remote.greeting import Greeter
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.remote.own import WithOwn
+from dedloc_kit.swarm.remote.tensors import FORMS
 from dedloc_kit.swarm.remote.turns import Turns
 
 LOOK_SECONDS = 0.1
@@ -225,7 +226,7 @@ class PipelineMember:
     def _forwards(self) -> bool:
         return not self._profile.client_mode
 
-    def _forwarders(self) -> list[str]:
+    def _forwarders(self, _: str) -> list[str]:
         return [peer for peer, offer in self.offers.others().items() if offer.forwards]
 
     def _coming(self) -> StageOffer | None:

@@ -16,43 +16,25 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from dedloc_kit.records import Count, Digest, Reason, Record, Seconds, Stage
+from dedloc_kit.records import Count, Digest, Record, Seconds, Stage
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode, encode
 from dedloc_kit.swarm.remote import activations
+from dedloc_kit.swarm.remote.judging import Refused
 from dedloc_kit.swarm.remote.tensors import (
     DTYPES,
+    Exponent,
     Form,
     Packed,
-    in_form,
-    packed,
     receive_content,
     receive_tensor,
     send_content,
     send_packed,
 )
 
-FORMS: Mapping[str, Form] = {"8bit": "8bit", "float16": "float16", "none": "float32"}
-"""In which hidden states travel, by the run's `pipeline.activations`."""
-MAX_EXPONENT = 1000
 CALLS_AT_A_TIME = 4
 """Of one driver at one stage peer: one is computed, the others are on their way."""
 
 Batch = Mapping[str, Tensor]
-Kind = Literal[
-    "stage",
-    "stale",
-    "closed",
-    "full",
-    "barred",
-    "shape",
-    "values",
-    "absurd",
-    "batch",
-    "nonsense",
-    "failed",
-]
-"""Why a call is refused. `stale`: of another step than the peer holds; `closed`: this step's batch takes no more;
-`full`: there is no room now; `barred`: who calls has sent nonsense again and again."""
 
 
 class Cut(Protocol):
@@ -75,18 +57,6 @@ class Cut(Protocol):
     def forward(self, model: nn.Module, hidden: Tensor | None, batch: Any) -> Tensor: ...
 
 
-class Refusal(ValueError):
-    """A peer asks for what it does not get.
-
-    :ivar step: that is held
-    """
-
-    def __init__(self, kind: Kind, text: str, step: int = 0) -> None:
-        super().__init__(text)
-        self.kind: Kind = kind
-        self.step = step
-
-
 class Call(Record):
     """A microbatch [rows, length] at one stage."""
 
@@ -98,8 +68,8 @@ class Call(Record):
     """Whose parameters it wants."""
     rows: Annotated[int, Field(ge=1, le=2**20)]
     length: Annotated[int, Field(ge=1, le=2**20)]
-    exponent: Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)] = 0
-    """The gradient is divided by two to the power of this on its way, so that a small one does not vanish."""
+    exponent: Exponent = 0
+    """Of the gradient."""
     adds: bool = True
     """Whether a backward call adds to the stage's gradients; else it is answered, and nothing more."""
 
@@ -110,7 +80,7 @@ class Call(Record):
 
 class Answer(Record):
     kind: Literal["answer"] = "answer"
-    exponent: Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)] = 0
+    exponent: Exponent = 0
     """As of a call."""
     loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     """Of the last stage."""
@@ -118,14 +88,6 @@ class Answer(Record):
     """That it computed."""
     waiting: Count
     """Calls that are not done there."""
-
-
-class Refused(Record):
-    kind: Literal["refused"] = "refused"
-    why: Kind
-    text: Reason = ""
-    step: Count = 0
-    """That is held."""
 
 
 class Held(Record):
@@ -202,18 +164,3 @@ async def receive_batch(stream: Stream, call: Call, stage: Cut) -> Batch:
 async def receive_hidden(stream: Stream, call: Call, stage: Cut) -> Tensor:
     """float32; raises as `receive_tensor`."""
     return (await receive_tensor(stream, (call.rows, call.length, stage.width))).float()
-
-
-def scaled(gradient: Tensor, form: Form) -> tuple[Packed, int]:
-    """A gradient of finite numbers as it travels, and the exponent that its head has to name."""
-    largest = float(gradient.abs().amax())
-    exponent = max(-MAX_EXPONENT, min(math.frexp(largest)[1], MAX_EXPONENT))
-    return packed(in_form(torch.ldexp(gradient, torch.tensor(-exponent)), form), form), exponent
-
-
-def unscaled(gradient: Tensor, exponent: int) -> Tensor:
-    """The way back; raises ValueError if a number is too large."""
-    gradient = torch.ldexp(gradient, torch.tensor(exponent))
-    if not gradient.isfinite().all():
-        raise Refusal("values", "a gradient with infinity")
-    return gradient

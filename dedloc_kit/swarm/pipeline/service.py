@@ -3,34 +3,27 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from dedloc_kit.records import MAX_REASON, Begun
-from dedloc_kit.swarm.incidents import Rejections
+from dedloc_kit.records import Begun
 from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.pipeline.begun import Drivers
 from dedloc_kit.swarm.pipeline.computing import Computed, Given, StageComputer
-from dedloc_kit.swarm.pipeline.judging import Barred, Usual
 from dedloc_kit.swarm.pipeline.protocol import (
     CALLS_AT_A_TIME,
     Answer,
     Call,
     Held,
-    Refusal,
-    Refused,
     receive_batch,
     receive_hidden,
-    scaled,
-    unscaled,
 )
+from dedloc_kit.swarm.remote.judging import Judge, Refusal, Usual
 from dedloc_kit.swarm.remote.listening import Listening
-from dedloc_kit.swarm.remote.tensors import BadTensor, Form, Packed, in_form, packed, send_packed
+from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, scaled, send_packed, unscaled
 from dedloc_kit.swarm.remote.turns import Turns
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
 
@@ -77,11 +70,12 @@ class StageService(Service):
     def __init__(self, held: StageComputer | None, turns: Turns, limits: Limits, form: Form, drivers: Drivers) -> None:
         self.held = held
         self.following = FollowingService(self, drivers)
-        self.rejections = Rejections()
+        self._judge = Judge()
+        self.rejections = self._judge.rejections
         self._turns, self._limits, self._form = turns, limits, form
         self._streams = AtATime(limits.streams_each, limits.streams)
         self._calls = AtATime(limits.calls_each, limits.calls)
-        self._usual_states, self._usual_gradients, self._barred = Usual(), Usual(), Barred()
+        self._usual_states, self._usual_gradients = Usual(), Usual()
 
     @property
     def waiting(self) -> int:
@@ -94,42 +88,18 @@ class StageService(Service):
 
     async def serve(self, peer: str, stream: Stream) -> None:
         try:
-            with self._counted(peer), self._streams.place(peer):
+            with self._judge.counted(peer), self._streams.place(peer):
                 while True:
                     async with asyncio.timeout(IDLE_SECONDS):
                         call = await stream.receive_record(Call)
                     with self._calls.place(peer):
                         await self._answer(peer, call, stream)
         except Refusal as refusal:
-            await stream.send(encode(_refused(refusal)))
+            await stream.send(encode(refusal.told))
             await stream.closed()
 
-    @contextmanager
-    def _counted(self, peer: str) -> Iterator[None]:
-        """What is wrong with what a driver sends becomes a Refusal, is counted, and is held against the driver."""
-        try:
-            try:
-                yield
-            except EOFError:
-                raise
-            except TimeoutError:
-                self.rejections.add("silent")
-                raise
-            except TooMuch as error:
-                raise Refusal("full", str(error)) from None
-            except BadTensor as error:
-                raise Refusal(error.kind, str(error)) from None
-            except Refusal:
-                raise
-            except ValueError as error:
-                raise Refusal("nonsense", str(error)) from None
-        except Refusal as refusal:
-            self.rejections.add(refusal.kind)
-            self._barred.add(peer, refusal.kind)
-            raise
-
     async def _answer(self, peer: str, call: Call, stream: Stream) -> None:
-        self._barred.check(peer)
+        self._judge.check(peer)
         held = self.held
         if held is None or call.stage != held.stage.number:
             raise Refusal("stage", "it is not held here")
@@ -242,8 +212,3 @@ def _computed(held: StageComputer, given: Given) -> Computed:
 
 def _packed(output: Tensor, form: Form) -> Packed:
     return packed(in_form(output, form), form)
-
-
-def _refused(refusal: Refusal) -> Refused:
-    text = "".join(letter if letter.isprintable() else " " for letter in str(refusal))
-    return Refused(why=refusal.kind, text=text[:MAX_REASON], step=refusal.step)

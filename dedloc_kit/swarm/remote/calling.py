@@ -14,6 +14,8 @@ from dedloc_kit.swarm.remote.tls import Certificate, secured
 
 REMEMBER_SECONDS = 300.0
 """For so long a peer is reached through whom it was reached; then it is dialled again."""
+FAILED_SECONDS = 600.0
+"""For so long a forwarder that failed is tried behind the others."""
 MAX_FORWARDERS = 4
 """That are tried for one stream."""
 
@@ -21,10 +23,10 @@ MAX_FORWARDERS = 4
 class Caller:
     """Opens streams to others' services.
 
-    :param forwarders: peers (base58) that can be dialled and may forward, the best first
+    :param forwarders: to a peer (base58): others that can be dialled and may forward to it, the best first
     """
 
-    def __init__(self, endpoint: Endpoint, greeter: Greeter, forwarders: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, endpoint: Endpoint, greeter: Greeter, forwarders: Callable[[str], Sequence[str]]) -> None:
         self._endpoint, self._greeter, self._forwarders = endpoint, greeter, forwarders
         self._worked: dict[str, tuple[str, float]] = {}  # by peer: through whom, and when
         self._failed: dict[str, float] = {}  # forwarders, and when
@@ -54,8 +56,8 @@ class Caller:
         """Through whom to try, one after the other; nobody ("") is directly."""
         now = time.monotonic()
         self._worked = {p: way for p, way in self._worked.items() if now < way[1] + REMEMBER_SECONDS}
-        forwarders = [forwarder for forwarder in self._forwarders() if forwarder != peer]
-        self._failed = {forwarder: at for forwarder, at in self._failed.items() if forwarder in forwarders}
+        forwarders = [forwarder for forwarder in self._forwarders(peer) if forwarder != peer]
+        self._failed = {forwarder: at for forwarder, at in self._failed.items() if now < at + FAILED_SECONDS}
         forwarders.sort(key=lambda forwarder: self._failed.get(forwarder, -math.inf))
         last, _ = self._worked.get(peer, ("", 0.0))
         return iter(dict.fromkeys([last, "", *forwarders[:MAX_FORWARDERS]]))

@@ -1,10 +1,12 @@
-"""A stream to a peer that stays open over several calls."""
+"""Streams to a peer that stay open over several calls."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Protocol
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import NamedTuple, Protocol
 
 from dedloc_kit.swarm.network.service import Service, Stream
+from dedloc_kit.swarm.remote.listening import Listening
 
 
 class Opener(Protocol):
@@ -48,3 +50,42 @@ class Line:
         self._held.cancel()
         with suppress(asyncio.CancelledError):
             await self._held
+
+
+class InUse(NamedTuple):
+    """A line, for one call."""
+
+    stream: Stream
+    listening: Listening
+
+
+class Lines:
+    """To one service of a peer: each is used by one call at a time, and stays open for the next one.
+
+    :param patience: seconds of silence, at least and at most; see `Listening`
+    """
+
+    def __init__(self, opener: Opener, peer: str, service: type[Service], patience: tuple[float, float]) -> None:
+        self._opener, self._peer, self._service, self._patience = opener, peer, service, patience
+        self._idle: list[tuple[Line, Listening]] = []
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[InUse]:
+        """One of them, for as long as this lasts; it is closed if that raises. Raises OSError as `Endpoint.open`."""
+        line, listening = self._idle.pop() if self._idle else await self._new()
+        try:
+            yield InUse(line.stream, listening)
+        except BaseException:
+            await line.close()
+            raise
+        self._idle.append((line, listening))
+
+    async def close(self) -> None:
+        """Those that are not in use."""
+        idle, self._idle = self._idle, []
+        for line, _ in idle:
+            await line.close()
+
+    async def _new(self) -> tuple[Line, Listening]:
+        line = await Line.open(self._opener, self._peer, self._service, b"")
+        return line, Listening(line.stream, *self._patience)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import StageOffer
+from dedloc_kit.records import HostOffer, StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.incidents import Rejections
@@ -27,7 +27,7 @@ DHT_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
-Offer = TypeVar("Offer", Serving, StageOffer)
+Offer = TypeVar("Offer", Serving, StageOffer, HostOffer)
 
 
 class Offers(threading.Thread, Generic[Offer]):
@@ -144,7 +144,7 @@ def _changed(new: Offer, old: Offer | None) -> bool:
     return old is None or new.model_dump(exclude=_SLOWLY) != old.model_dump(exclude=_SLOWLY)
 
 
-def _check(offer: Serving | StageOffer) -> None:
+def _check(offer: Serving | StageOffer | HostOffer) -> None:
     """Raises ValueError for a record that can be nobody's."""
     if offer.time > get_dht_time() + LIFE_SECONDS:
         raise ValueError(f"{type(offer).__name__}: from the future")

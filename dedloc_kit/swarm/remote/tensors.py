@@ -5,7 +5,7 @@ The receiver says which shape is right before any byte is taken.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +20,11 @@ from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES
 Form = Literal["float16", "bfloat16", "float32", "8bit"]
 """In which activations travel; see `activations` for the last one."""
 DTYPES: dict[Form, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+FORMS: Mapping[str, Form] = {"8bit": "8bit", "float16": "float16", "none": "float32"}
+"""By what a run's file says of its activations."""
+MAX_EXPONENT = 1000
+Exponent = Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)]
+"""A gradient is divided by two to the power of this on its way, so that a small one does not vanish."""
 _FORMS = {dtype: form for form, dtype in DTYPES.items()}
 _LARGEST = torch.finfo(torch.float16).max
 _MAX_HEAD_BYTES = 200
@@ -80,6 +85,21 @@ def unpacked(sent: Packed) -> Tensor:
     if not tensor.isfinite().all():
         raise BadTensor("values", "a tensor with NaN or infinity")
     return tensor
+
+
+def scaled(gradient: Tensor, form: Form) -> tuple[Packed, int]:
+    """A gradient of finite numbers as it travels, and the exponent that its head has to name."""
+    largest = float(gradient.abs().amax())
+    exponent = max(-MAX_EXPONENT, min(math.frexp(largest)[1], MAX_EXPONENT))
+    return packed(in_form(torch.ldexp(gradient, torch.tensor(-exponent)), form), form), exponent
+
+
+def unscaled(gradient: Tensor, exponent: int) -> Tensor:
+    """The way back; raises BadTensor if a number is too large."""
+    gradient = torch.ldexp(gradient, torch.tensor(exponent))
+    if not gradient.isfinite().all():
+        raise BadTensor("values", "a gradient with infinity")
+    return gradient
 
 
 async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS, form: Form | None = None) -> None:

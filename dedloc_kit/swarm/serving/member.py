@@ -136,6 +136,6 @@ def member(
         membership.start()
         stack.callback(membership.stop)
         endpoint, greeter = Endpoint(p2p, swarm.run_id), Greeter(gate, signer)
-        caller = Caller(endpoint, greeter, lambda: [p for p, each in offers.others().items() if each.forwards])
+        caller = Caller(endpoint, greeter, lambda _: [p for p, each in offers.others().items() if each.forwards])
         source = gate.organizer if isinstance(swarm, RunConfig) else ""
         yield Member(node, signer, gate, loop, endpoint, caller, greeter, offers, source)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dedloc_kit.records import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.pipeline import driver as driver_module
-from dedloc_kit.swarm.pipeline import judging, service
+from dedloc_kit.swarm.pipeline import service
 from dedloc_kit.swarm.pipeline.computing import Computed, Given
 from dedloc_kit.swarm.pipeline.driver import Driver
 from dedloc_kit.swarm.pipeline.protocol import (
@@ -21,7 +21,6 @@ from dedloc_kit.swarm.pipeline.protocol import (
     Call,
     Content,
     Held,
-    Refused,
     Reply,
     part_of,
     receive_hidden,
@@ -29,6 +28,8 @@ from dedloc_kit.swarm.pipeline.protocol import (
     send_call,
 )
 from dedloc_kit.swarm.pipeline.service import FollowingService, StageService
+from dedloc_kit.swarm.remote import judging
+from dedloc_kit.swarm.remote.judging import Refused
 from dedloc_kit.swarm.remote.tensors import TensorHead, packed
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, Pipeline, close, microbatches, plain_sum
 

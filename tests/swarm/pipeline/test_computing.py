@@ -7,7 +7,8 @@ import torch
 
 from dedloc_kit.swarm.pipeline import computing
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
-from dedloc_kit.swarm.pipeline.protocol import Call, Refusal
+from dedloc_kit.swarm.pipeline.protocol import Call
+from dedloc_kit.swarm.remote.judging import Refusal
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, LinearStage, Sums
 
 HIDDEN, GRADIENT = torch.randn(2, ROWS, LENGTH, WIDTH)

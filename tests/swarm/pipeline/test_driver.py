@@ -9,8 +9,8 @@ import pytest
 from dedloc_kit.swarm.pipeline import client, peers, spilled
 from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline.computing import Given
-from dedloc_kit.swarm.pipeline.protocol import Refusal
 from dedloc_kit.swarm.pipeline.service import FollowingService, StageService
+from dedloc_kit.swarm.remote.judging import Refusal
 from tests.swarm.pipeline.local_pipeline import ROWS, Pipeline, close, microbatches, plain_sum
 
 

@@ -107,7 +107,7 @@ class Meeting:
         return Caller(
             self.endpoints[place],
             Greeter(place.gate, place.signer),
-            lambda: [forwarder.signer.peer for forwarder in forwarders],
+            lambda _: [forwarder.signer.peer for forwarder in forwarders],
         )
 
 

@@ -43,7 +43,7 @@ def test_a_peer_is_called_directly_or_through_others_and_what_worked_is_tried_fi
     meeting, loop = met
     alice, endpoint = meeting.alice, Noting(meeting.endpoints[meeting.alice])
     bob, frank, organizer = (place.signer.peer for place in (meeting.bob, meeting.frank, meeting.organizer))
-    caller = Caller(endpoint, Greeter(alice.gate, alice.signer), lambda: [bob, frank, organizer])
+    caller = Caller(endpoint, Greeter(alice.gate, alice.signer), lambda _: [bob, frank, organizer])
 
     async def tried(peer: str) -> list[str]:
         endpoint.opened.clear()

@@ -1,0 +1,1 @@
+"""Calls of trainers to hosts, who hold the experts of a run."""
