@@ -193,9 +193,9 @@ class StagedOptimizer:
             part.end_after(step)
 
     def decay_order(self, steps: int) -> str:
-        """The one of the first stage; `instruct` tells each stage its own."""
+        """That of a stage which does not decay yet; `instruct` tells each stage its own."""
         self._decay_steps = steps
-        return self._parts[0].decay_order(steps)
+        return next(filter(None, [part.decay_order(steps) for part in self._parts]), "")
 
     def instruct(self, instructions: Instructions) -> None:
         for part in self._parts:

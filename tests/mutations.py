@@ -3828,6 +3828,13 @@ MUTATIONS = (
         "tests/test_staged.py -k starts_again",
     ),
     Mutation(
+        "once a stage decays the others are not told to any more",
+        "staged.py",
+        'next(filter(None, [part.decay_order(steps) for part in self._parts]), "")',
+        "self._parts[0].decay_order(steps)",
+        "tests/test_staged.py -k told_to_decay",
+    ),
+    Mutation(
         "stages go back with steps that some peers have taken otherwise",
         "swarm/rounds/together.py",
         "+ BEYOND * (len(self._able) > 1)",

@@ -8,8 +8,8 @@ import pytest
 
 from dedloc_kit import staged
 from dedloc_kit.memory import Memory, Taken, recall
-from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.staged import KEPT_STEPS, StagedBelief, StagedPeer, Steps
+from dedloc_kit.records import Contribution, GlobalStep, Instructions
+from dedloc_kit.staged import KEPT_STEPS, StagedBelief, StagedOptimizer, StagedPeer, Steps
 from dedloc_kit.training.state import START, Position
 from tests.swarm.harness import belief, progress
 
@@ -128,3 +128,20 @@ def test_what_was_given_to_steps_that_the_coordinator_missed_is_asked_for_at_eac
         {"asha": 10},
         {"bina": 45},
     ]
+
+
+def test_a_stage_is_told_to_decay_until_it_does_though_another_has_begun() -> None:
+    told = list[tuple[str, str]]()
+
+    def part(order: str) -> Any:
+        return SimpleNamespace(
+            decay_order=lambda steps: order,
+            instruct=lambda said: told.append((order, said.decay_order)),
+            state=SimpleNamespace(decay=None),
+        )
+
+    optimizer: Any = StagedOptimizer([part(""), part("b3JkZXI=")], Any, Any)  # type: ignore[arg-type]
+    optimizer.instruct(
+        Instructions(paused=False, last_step=None, announcement="", decay_order=optimizer.decay_order(3))
+    )
+    assert told == [("", ""), ("b3JkZXI=", "b3JkZXI=")]
