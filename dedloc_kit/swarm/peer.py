@@ -53,7 +53,7 @@ from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_mode
 from dedloc_kit.training.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
-from dedloc_kit.training.flat import FlatLayout, SharedVector
+from dedloc_kit.training.flat import FlatLayout, Room, SharedVector, shared_zeros
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
@@ -108,7 +108,8 @@ class SwarmPeer:
         run = self.optimizer.run
         trained = _trained(self.task, run)
         model = first_model(self.task) if run.stage is None else trained.build_model()
-        return TrainingState(model, lambda model: _shared_optimizer(run, trained, model), run).copy()
+        room = self.optimizer.state.room
+        return TrainingState(model, lambda model: _shared_optimizer(run, trained, model), run, room).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -172,16 +173,18 @@ def connected_to_stages(
     choose: Callable[[Node], Sequence[int]],
     callers: Callable[[int, StageTask], Caller],
     follower: bool,
+    room: Callable[[StageTask], Room] = lambda _: shared_zeros,
 ) -> Iterator[tuple[Divisible, tuple[SwarmPeer, ...]]]:
     """The same for some stages of a pipeline, each a part of the run; one process of its own averages each.
 
     :param choose: which stages, in a swarm that this node is in
     :param callers: who is told of a stage's steps, by its number
+    :param room: where a stage's state lies
     """
     with _inside(run, peer, entry, initial_peers) as inside:
         assert isinstance(inside.task, Divisible), "no other one is created"
         chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
-        parts = [inside.part(run.of_stage(k), follower, callers(k, stage)) for k, stage in chosen]
+        parts = [inside.part(run.of_stage(k), follower, callers(k, stage), room=room(stage)) for k, stage in chosen]
         with _taking_part(inside, parts) as peers:
             yield inside.task, tuple(peers)
 
@@ -241,13 +244,15 @@ class _Inside:
     devices: Sequence[torch.device]
     incidents: Incidents
 
-    def part(self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None) -> SwarmPeer:
+    def part(
+        self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None, room: Room = shared_zeros
+    ) -> SwarmPeer:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer = self.node, self.entry.signer, self.peer
-        state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
+        state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
         source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content)
+        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content, room=room)
         parameters = None
         if self.office is not None or not follower:  # of a lender nobody asks for any
             parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
@@ -336,6 +341,7 @@ def exchange_of(
     folder: Path,
     rules: Rules | None = None,
     content: Find | None = None,
+    room: Room = shared_zeros,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
     `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
@@ -347,9 +353,10 @@ def exchange_of(
     :param folder: this peer's; where members are checked it holds what they may be asked for
     :param rules: the usual ones if none are given
     :param content: where that lies which others are given by its hash
+    :param room: where the vector that is averaged lies
     """
     rules = rules or rules_of(run)
-    vector = SharedVector(layout)
+    vector = SharedVector(layout, room)
 
     @asynccontextmanager
     async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:

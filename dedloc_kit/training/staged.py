@@ -48,7 +48,9 @@ class StagedState:
 
     @property
     def rewound(self) -> int:
-        return min(state.rewound for state in self._states)
+        """0 as well if stages went back with different steps: that led nowhere."""
+        first, *others = {state.rewound for state in self._states}
+        return 0 if others else first
 
     @property
     def decay(self) -> Decay | None:
@@ -64,6 +66,10 @@ class StagedState:
     def model(self) -> torch.nn.Module:
         """The whole one; it shares the tensors of the stages."""
         return self._whole([state.model for state in self._states])
+
+    def model_copy(self) -> torch.nn.Module:
+        """A whole one of its own, of the moment, in the rooms of the stages; under the lock."""
+        return self._whole([state.model_copy() for state in self._states])
 
     @property
     @contextmanager
@@ -107,7 +113,7 @@ class StagedState:
 
     def parameters_copy(self) -> dict[str, Tensor]:
         with self.lock:
-            return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+            return {name: tensor.detach() for name, tensor in self.model_copy().named_parameters()}
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         self.check_named(tensors, info)
