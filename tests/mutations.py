@@ -296,7 +296,7 @@ MUTATIONS = (
         "experts/bank.py",
         "            if not math.isfinite(size):\n",
         "            if False:\n",
-        "tests/experts/test_bank.py -k not_finite",
+        "tests/experts/test_bank.py -k do_not_become_usual",
     ),
     Mutation(
         "a bank takes gradients that overflow",

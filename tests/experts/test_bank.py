@@ -154,8 +154,17 @@ def test_a_gradient_or_input_that_is_not_finite_is_refused(bad: float) -> None:
 def test_a_gradient_that_overflows_on_its_way_is_refused() -> None:
     """Each number of it is finite, and so are the inputs."""
     bank = full()
-    ticket = bank.keep(NAME, tokens(1, scale=1e10), Microbatch(1, 1))
-    assert kind(bank, lambda: bank.learn(ticket, tokens(2, scale=1e30))) == "not finite"
+    ticket = bank.keep(NAME, tokens(1, scale=1e25), Microbatch(1, 1))
+    assert kind(bank, lambda: bank.learn(ticket, tokens(2))) == "not finite"
+
+
+def test_gradients_that_are_not_finite_do_not_become_usual() -> None:
+    bank = full()
+    for seed in range(10):
+        tell(bank, seed)
+    for seed in range(40):
+        assert kind(bank, lambda seed=seed: tell(bank, seed, scale=math.inf)) == "not finite"
+    assert kind(bank, lambda: tell(bank, 20, scale=1000.0)) == "absurd"
 
 
 def test_a_gradient_a_thousand_times_as_large_as_usual_is_refused() -> None:
