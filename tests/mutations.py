@@ -268,7 +268,7 @@ MUTATIONS = (
         "experts/expert.py",
         "total.add_(gradient, alpha=float(samples))",
         "total.add_(gradient)",
-        "tests/swarm/experts/test_asking.py -k two_trainers",
+        "tests/swarm/experts/test_asking.py -k by_samples",
     ),
     Mutation(
         "of two senders to hosts of experts one makes usual what is absurd",
