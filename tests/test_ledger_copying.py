@@ -133,7 +133,18 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         if name == "steps":
             table = table.drop_columns(["compute", "gather", "average", "apply", "left_out"])
         parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
-    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures", "start", "convictions"):
+    for name in (
+        "people",
+        "devices",
+        "days",
+        "visits",
+        "troubles",
+        "counts",
+        "pictures",
+        "start",
+        "convictions",
+        "lenders",
+    ):
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)
     before, after = Ledger(path), Ledger(empty)
