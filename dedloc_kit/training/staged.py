@@ -1,5 +1,6 @@
 """The training state of a run whose model is cut into stages, as one."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -82,6 +83,10 @@ class StagedState:
     @property
     def _settled(self) -> bool:
         return len({state.step for state in self._states}) == 1
+
+    def snapshot(self) -> tuple[torch.nn.Module, Position]:
+        with self.lock:
+            return copy.deepcopy(self.model), self.position
 
     def copy(self) -> Found:
         """Raises ValueError while the stages are not at the same step."""
