@@ -276,7 +276,7 @@ class _Role:
         """Let the next step take over a checkpoint, unless that is done: in the state that the swarm has come to, for
         one that peers have left for another is none."""
         optimizer = self._me.optimizer
-        if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
+        if optimizer.goes_back or optimizer.state.rewound > order.after or self._tried == order:
             return
         try:
             found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.beginning()
@@ -393,9 +393,13 @@ class _Role:
         """Take contributions to steps whose round this peer missed from the DHT."""
         reject = self._me.optimizer.tracker.incidents.reject
         try:
-            found = collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)
+            if isinstance(self._me, StagedPeer):
+                given = self._me.collect(reject)
+            else:
+                given = [collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)]
             with despite_a_full_disk():
-                self._ledger.fill_gaps(found)
+                for found in given:
+                    self._ledger.fill_gaps(found)
         except TimeoutError:
             _log.warning("the swarm's directory does not answer; trying again")
 
@@ -421,7 +425,8 @@ class _Role:
     def _remember(self) -> None:
         """Keep the port and who can be reached, for a coordinator that starts again after this one died."""
         try:
-            self._memory.update(self._me.reachable())
+            parts = self._me.optimizer.tracker.belief.taken if isinstance(self._me, StagedPeer) else ()
+            self._memory.update(self._me.reachable(), parts=parts)
         except OSError as error:
             _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 

@@ -16,6 +16,7 @@ MAX_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
 _MAX_ADDRESSES = 64
 _MAX_COMPANIONS = 4096
+_MAX_PARTS = 64
 
 
 MEMORY_FILE = "swarm.json"
@@ -42,6 +43,8 @@ class SwarmMemory(Record):
     peers: tuple[Address, ...] = Field(default=(), max_length=_MAX_ADDRESSES, strict=False)
     """Addresses of peers that others can reach, those seen last first."""
     taken: Taken = Taken()
+    parts: tuple[Taken, ...] = Field(default=(), max_length=_MAX_PARTS, strict=False)
+    """The same of each stage, of the coordinator of a pipeline."""
 
 
 class Memory:
@@ -54,17 +57,22 @@ class Memory:
         self._before, self._taken = before.peers, before.taken
         self._newest: SwarmMemory | None = None
 
-    def update(self, seen: Mapping[str, Sequence[str]], taken: Taken | None = None) -> None:
+    def update(
+        self, seen: Mapping[str, Sequence[str]], taken: Taken | None = None, parts: tuple[Taken, ...] = ()
+    ) -> None:
         """Remember who is there now, by peer id with the addresses that each names, besides those of earlier.
 
         :param taken: this peer's last step; none if it takes none, or has not yet
+        :param parts: the same of each stage
         Raises OSError if the folder cannot be written; not again until something changes.
         """
         # An address that names somebody else is worth nothing.
         now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
         peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MAX_ADDRESSES]
         self._taken = taken or self._taken
-        memory = SwarmMemory(run_id=self._run_id, peer=self._peer, port=self._port, peers=peers, taken=self._taken)
+        memory = SwarmMemory(
+            run_id=self._run_id, peer=self._peer, port=self._port, peers=peers, taken=self._taken, parts=parts
+        )
         if memory != self._newest:
             self._before, self._newest = peers, memory
             remember(self._folder, memory)

@@ -565,6 +565,9 @@ class CoordinatorConfig(PeerConfig):
     """Global steps between two pushes."""
     serve_every: Annotated[int, Field(ge=0)] = 50
     """Global steps between two versions of the model that are handed out to servers; 0 for none."""
+    stages_memory: Annotated[float, Field(ge=0)] | None = None
+    """With a pipeline: how many GB of the stages' states are held in memory, the rest in the folder; half of what is
+    free at the start if not said."""
     regions: Path | None = None
     """A database of countries; with it the live page shows how many volunteers there are in which."""
 

@@ -5,26 +5,36 @@ Each stage is a part of the run that is averaged for itself. The run has taken a
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from dedloc_kit.events import Joined, PipelineState
+from dedloc_kit.machine.survey import machine_at
+from dedloc_kit.memory import Taken, recall
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StageOffer
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
+from dedloc_kit.swarm.rounds.together import Together
 from dedloc_kit.tasks import Divisible, StageTask
 from dedloc_kit.training.checkpoint import Found
+from dedloc_kit.training.flat import Room
+from dedloc_kit.training.rooms import Rooms
 from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import Position
 
 KEPT_STEPS = 64
 """That some stages have taken and others have not told of."""
+
+FREE_SHARE = 0.5
+"""Of the memory that is free at the start, for the states of stages."""
 
 _Told = tuple[GlobalStep, dict[str, Contribution]]
 
@@ -89,6 +99,32 @@ def _sum(one: Contribution, other: Contribution) -> Contribution:
     return other.model_copy(update={"samples": samples, "session_samples": given})
 
 
+class StagedBelief:
+    """Whom the coordinator believes of each stage; see `Belief` for what each name promises.
+
+    Who brought the last step of a stage proves what it has come to: those of other stages are not there.
+    """
+
+    def __init__(self, beliefs: Sequence[Belief]) -> None:
+        self._beliefs = beliefs
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        """Of each stage."""
+        return tuple(belief.taken for belief in self._beliefs)
+
+    def remember(self, taken: Sequence[Taken]) -> None:
+        """What stands in the folder; another number of stages is of another run."""
+        for belief, each in zip(self._beliefs, taken, strict=False):
+            belief.remember(each)
+
+    def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
+        """The whole run; who brought something may have been at any stage of which nothing is remembered."""
+        for belief in self._beliefs:
+            if not belief.taken.samples:
+                belief.took(step, time, samples)
+
+
 class StagedTracker:
     """Who is there, in all stages; see `Tracker` for what each name promises."""
 
@@ -96,7 +132,7 @@ class StagedTracker:
         self._trackers = [part.optimizer.tracker for part in parts]
         self._shares = shares
         self.incidents = incidents
-        self.belief, self.twin = self._trackers[0].belief, self._trackers[0].twin
+        self.belief, self.twin = StagedBelief([each.belief for each in self._trackers]), self._trackers[0].twin
 
     def others(self) -> dict[str, Progress]:
         """What each tells of its stage; its samples count by the stage's share."""
@@ -157,9 +193,9 @@ class StagedOptimizer:
             part.end_after(step)
 
     def decay_order(self, steps: int) -> str:
-        """The one of the first stage; `instruct` tells each stage its own."""
+        """That of a stage which does not decay yet; `instruct` tells each stage its own."""
         self._decay_steps = steps
-        return self._parts[0].decay_order(steps)
+        return next(filter(None, [part.decay_order(steps) for part in self._parts]), "")
 
     def instruct(self, instructions: Instructions) -> None:
         for part in self._parts:
@@ -167,14 +203,16 @@ class StagedOptimizer:
             part.instruct(instructions.model_copy(update={"decay_order": order, "decay": part.state.decay}))
 
     def go_back(self, found: Found, rate: float, after: int) -> None:
-        for part, of_stage in zip(self._parts, self.state.split(found), strict=True):
-            part.go_back(of_stage, rate, after)
+        """All with the same step: between stages of different steps no microbatch finds its way."""
+        together = Together(after, lambda: max(part.step for part in self._parts), len(self._parts))
+        for number, (part, of_stage) in enumerate(zip(self._parts, self.state.split(found), strict=True)):
+            part.go_back(of_stage, rate, after, partial(together.agree, number))
 
 
 @contextmanager
 def connected_to_all(
     run: RunConfig,
-    peer: PeerConfig,
+    peer: CoordinatorConfig,
     initial_peers: Sequence[str],
     *,
     stop: threading.Event,
@@ -189,11 +227,22 @@ def connected_to_all(
         return Caller(stop, peer.last_step(run), steps.of_stage(number, stage.share), lambda *_: None)
 
     every = range(run.pipeline.count)
-    with connected_to_stages(run, peer, entry, initial_peers, lambda _: every, caller, follower=True) as (task, parts):
+    free = machine_at(peer.folder).free_memory * FREE_SHARE
+    rooms = Rooms(peer.folder, free if peer.stages_memory is None else 1e9 * peer.stages_memory)
+
+    def room(stage: StageTask) -> Room:
+        return rooms.of(sum(each.numel() for each in stage.outline().parameters()))
+
+    with connected_to_stages(run, peer, entry, initial_peers, lambda _: every, caller, follower=True, room=room) as (
+        task,
+        parts,
+    ):
         offers = Offers(STAGES, parts[0].dht, parts[0].signer, initial_peers, lambda: None)
         offers.start()
         try:
-            yield StagedPeer(task, run, parts, offers)
+            me = StagedPeer(task, run, parts, offers)
+            me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).parts)
+            yield me
         finally:
             offers.stop()
 
@@ -206,8 +255,8 @@ class StagedPeer:
         self.signer, self.dht, self.port = self._first.signer, self._first.dht, self._first.port
         optimizers = [part.optimizer for part in parts]
         state = StagedState(run, task.whole, [optimizer.state for optimizer in optimizers])
-        shares = [task.stage(number).share for number in range(len(parts))]
-        tracker = StagedTracker(parts, shares, self._first.optimizer.tracker.incidents)
+        self._shares = [task.stage(number).share for number in range(len(parts))]
+        tracker = StagedTracker(parts, self._shares, self._first.optimizer.tracker.incidents)
         self.optimizer = StagedOptimizer(optimizers, state, tracker)
 
     def pipeline(self) -> PipelineState:
@@ -219,6 +268,14 @@ class StagedPeer:
 
     def hosts(self) -> dict[str, str]:
         return self._first.hosts()
+
+    def collect(self, reject: Callable[[str], None]) -> list[dict[str, Contribution]]:
+        """Of each stage the latest contribution of every peer, counted by the stage's share."""
+        return [
+            {peer: _counted(each, share) for peer, each in found.items()}
+            for part, share in zip(self._parts, self._shares, strict=True)
+            for found in [collect(self.dht, part.optimizer.run.run_id, part.optimizer.run.global_batch, reject)]
+        ]
 
     def beginning(self) -> Found:
         return self.optimizer.state.together([part.beginning() for part in self._parts])

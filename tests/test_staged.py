@@ -1,7 +1,17 @@
 """What the coordinator of a run in stages makes of what each stage tells."""
 
-from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.staged import KEPT_STEPS, Steps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dedloc_kit import staged
+from dedloc_kit.memory import Memory, Taken, recall
+from dedloc_kit.records import Contribution, GlobalStep, Instructions
+from dedloc_kit.staged import KEPT_STEPS, StagedBelief, StagedOptimizer, StagedPeer, Steps
+from dedloc_kit.training.state import START, Position
+from tests.swarm.harness import belief, progress
 
 
 def gave(samples: int, total: int = 0) -> Contribution:
@@ -77,3 +87,61 @@ def test_the_shares_of_steps_add_up_to_that_of_the_session() -> None:
     for number in range(1, 8):
         steps.of_stage(0, 1 / 3)(taken(number), {"asha": gave(4, 4 * number)})
     assert sum(given["asha"].samples for given in told) == told[-1]["asha"].session_samples == 9
+
+
+def test_a_coordinator_that_starts_again_believes_those_of_a_stage_who_brought_its_last_step(tmp_path: Path) -> None:
+    def started() -> StagedBelief:
+        return StagedBelief([belief(me="organizer") for _ in range(2)])
+
+    def newest(stage: int, peer: str, of: StagedBelief) -> Position:
+        return of._beliefs[stage].newest(START, {peer: progress(step=9, round="ab")}, 101.0)
+
+    before = started()
+    before._beliefs[0].took(7, 100.0, {"asha": 60, "bina": 40})
+    before._beliefs[1].took(7, 100.0, {"chitra": 100})
+    Memory(tmp_path, "r-01", "organizer", 1).update({}, parts=before.taken)
+    after = started()
+    after.remember(recall(tmp_path, "r-01").parts)
+    after.took(7, 100.0, {"asha": 30, "bina": 20, "chitra": 50})
+    assert after.taken == before.taken
+    assert newest(0, "asha", after) == newest(1, "chitra", after) == Position(9, "ab")
+    assert newest(0, "bina", after) == newest(1, "asha", after) == START
+
+    forgotten = started()
+    forgotten.took(7, 100.0, {"asha": 30, "bina": 20, "chitra": 50})
+    assert [each.samples for each in forgotten.taken] == [{"asha": 30, "bina": 20, "chitra": 50}] * 2
+    assert recall(tmp_path / "nowhere", "r-01").parts == ()
+    assert Taken() not in forgotten.taken
+
+
+def test_what_was_given_to_steps_that_the_coordinator_missed_is_asked_for_at_each_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"r.stage0": {"asha": gave(40)}, "r.stage1": {"bina": gave(60, 120)}}
+    monkeypatch.setattr(staged, "collect", lambda _dht, run_id, _batch, _reject: there[run_id])
+    parts = [
+        SimpleNamespace(optimizer=SimpleNamespace(run=SimpleNamespace(run_id=each, global_batch=9))) for each in there
+    ]
+    me: Any = SimpleNamespace(_parts=parts, _shares=[0.25, 0.75], dht=None)
+    found = StagedPeer.collect(me, pytest.fail)
+    assert [{peer: each.samples for peer, each in of_stage.items()} for of_stage in found] == [
+        {"asha": 10},
+        {"bina": 45},
+    ]
+
+
+def test_a_stage_is_told_to_decay_until_it_does_though_another_has_begun() -> None:
+    told = list[tuple[str, str]]()
+
+    def part(order: str) -> Any:
+        return SimpleNamespace(
+            decay_order=lambda steps: order,
+            instruct=lambda said: told.append((order, said.decay_order)),
+            state=SimpleNamespace(decay=None),
+        )
+
+    optimizer: Any = StagedOptimizer([part(""), part("b3JkZXI=")], Any, Any)  # type: ignore[arg-type]
+    optimizer.instruct(
+        Instructions(paused=False, last_step=None, announcement="", decay_order=optimizer.decay_order(3))
+    )
+    assert told == [("", ""), ("b3JkZXI=", "b3JkZXI=")]

@@ -1,6 +1,5 @@
 """The training state of a run with experts, where all of them are held: the trunk's, and theirs of the same step."""
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Found
+from dedloc_kit.training.flat import Room, shared_zeros
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Position, SharedOptimizer, TrainingState
 
@@ -33,9 +33,13 @@ class MixedState(TrainingState):
     """
 
     def __init__(
-        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer], run: RunConfig
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], SharedOptimizer],
+        run: RunConfig,
+        room: Room = shared_zeros,
     ) -> None:
-        super().__init__(model, make_optimizer, run)
+        super().__init__(model, make_optimizer, run, room)
         assert run.experts is not None
         self._names = names_of(run.experts)
         self.bank = Bank(run)
@@ -52,7 +56,7 @@ class MixedState(TrainingState):
         self._take(step, samples)
 
     def _take(self, step: int, samples: int) -> None:
-        self.bank.take(step, samples, self.rate * learning_rate(self.run.optimizer, step - 1, self.decay))
+        self.bank.take(step, max(1, samples), self.rate * learning_rate(self.run.optimizer, step - 1, self.decay))
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -72,7 +76,7 @@ class MixedState(TrainingState):
 
     def snapshot(self) -> tuple[torch.nn.Module, Position]:
         with self._settled():
-            model, experts, position = copy.deepcopy(self.model), self.bank.frozen(), self.position
+            model, experts, position = self.model_copy(), self.bank.frozen(), self.position
         connect_alone(model, experts)
         return model, position
 

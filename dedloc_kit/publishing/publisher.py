@@ -109,7 +109,10 @@ class Publisher:
 
     def _attempt(self) -> str | None:
         """Push the current state unless it is on the Hub already; why that failed."""
-        tensors, info = self._state.copy()
+        try:
+            tensors, info = self._state.copy()
+        except ValueError as error:
+            return f"global step {self._state.step} is not on the Hub yet ({error})"
         if info.step == self._pushed or self._lost(info.step):
             return None
         try:

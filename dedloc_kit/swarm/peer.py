@@ -54,7 +54,7 @@ from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_mode
 from dedloc_kit.training.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
-from dedloc_kit.training.flat import FlatLayout, SharedVector
+from dedloc_kit.training.flat import FlatLayout, Room, SharedVector, shared_zeros
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
@@ -109,7 +109,8 @@ class SwarmPeer:
         run = self.optimizer.run
         trained = _trained(self.task, run)
         model = first_model(self.task) if run.stage is None else trained.build_model()
-        first = type(self.optimizer.state)(model, lambda model: _shared_optimizer(run, trained, model), run)
+        state = self.optimizer.state
+        first = type(state)(model, lambda model: _shared_optimizer(run, trained, model), run, state.room)
         if isinstance(first, MixedState):
             first.bank.hold_all()
         return first.copy()
@@ -176,16 +177,18 @@ def connected_to_stages(
     choose: Callable[[Node], Sequence[int]],
     callers: Callable[[int, StageTask], Caller],
     follower: bool,
+    room: Callable[[StageTask], Room] = lambda _: shared_zeros,
 ) -> Iterator[tuple[Divisible, tuple[SwarmPeer, ...]]]:
     """The same for some stages of a pipeline, each a part of the run; one process of its own averages each.
 
     :param choose: which stages, in a swarm that this node is in
     :param callers: who is told of a stage's steps, by its number
+    :param room: where a stage's state lies
     """
     with _inside(run, peer, entry, initial_peers) as inside:
         assert isinstance(inside.task, Divisible), "no other one is created"
         chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
-        parts = [inside.part(run.of_stage(k), follower, callers(k, stage)) for k, stage in chosen]
+        parts = [inside.part(run.of_stage(k), follower, callers(k, stage), room=room(stage)) for k, stage in chosen]
         with _taking_part(inside, parts) as peers:
             yield inside.task, tuple(peers)
 
@@ -245,15 +248,17 @@ class _Inside:
     devices: Sequence[torch.device]
     incidents: Incidents
 
-    def part(self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None) -> SwarmPeer:
+    def part(
+        self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None, room: Room = shared_zeros
+    ) -> SwarmPeer:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer = self.node, self.entry.signer, self.peer
         mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
         kind = MixedState if mixed else TrainingState
-        state = kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
+        state = kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
         source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content)
+        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content, room=room)
         if isinstance(state, MixedState):
             state.bank.hold_all()
         parameters = None
@@ -344,6 +349,7 @@ def exchange_of(
     folder: Path,
     rules: Rules | None = None,
     content: Find | None = None,
+    room: Room = shared_zeros,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
     `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
@@ -355,9 +361,10 @@ def exchange_of(
     :param folder: this peer's; where members are checked it holds what they may be asked for
     :param rules: the usual ones if none are given
     :param content: where that lies which others are given by its hash
+    :param room: where the vector that is averaged lies
     """
     rules = rules or rules_of(run)
-    vector = SharedVector(layout)
+    vector = SharedVector(layout, room)
 
     @asynccontextmanager
     async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:

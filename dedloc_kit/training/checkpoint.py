@@ -4,11 +4,12 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
@@ -21,6 +22,19 @@ _LOST = "belongs to a training that had diverged: its loss was not finite, or fa
 
 Found = tuple[dict[str, Tensor], StateInfo]
 
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
 _log = logging.getLogger(__name__)
 
 
@@ -28,24 +42,40 @@ def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
     """Write the tensors and their info; whoever looks sees the old file or the whole new one, even after a crash.
 
     Raises UserError if the folder cannot be written or the disk is full, and ValueError if a tensor is not
-    finite: such a state must never push a good checkpoint out. The tensors must not share memory.
+    finite: such a state must never push a good checkpoint out.
     """
     _require_finite(tensors, str(path))
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # A folder, since safetensors writes to a file of a random name beside the one that it is asked for.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        save_file(on_cpu, temporary / path.name, metadata={_INFO_KEY: info.model_dump_json()})
+        _write(temporary / path.name, tensors, {_INFO_KEY: info.model_dump_json()})
         _sync(temporary / path.name)
         os.replace(temporary / path.name, path)
         _sync(path.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error}); make room on the disk or choose a folder that you may write to"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """As `safetensors.torch.save_file`, which makes a copy of everything in memory first."""
+    # The widest first, so that all are aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    told = json.dumps(header).encode()
+    told += b" " * (-len(told) % 8)
+    with path.open("wb") as file:
+        file.write(len(told).to_bytes(8, "little") + told)
+        for name in names:
+            file.write(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load(path: Path) -> Found:

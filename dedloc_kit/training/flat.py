@@ -5,12 +5,17 @@ import itertools
 import math
 import mmap
 import multiprocessing
-from collections.abc import AsyncIterator, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from dedloc_kit.errors import UserError
 
 # Below this size a tensor is not worth compressing much: biases and normalisation layers are few and sensitive.
 SMALL_TENSOR = 8192
@@ -79,12 +84,40 @@ def shared_zeros(size: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, 4 * max(1, size)), dtype=torch.float32)[:size]
 
 
+Room = Callable[[int], Tensor]
+"""Gives such a vector of so many zeros."""
+
+
+def zeros_on_disk(folder: Path, size: int) -> Tensor:
+    """The same in a file of this folder without a name, which goes with the last process that has it: of it only that
+    lies in the memory for which there is room. Raises UserError if the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # The disk's blocks now: writing to memory that has none would end this process on a full disk.
+            os.posix_fallocate(file.fileno(), 0, 4 * max(1, size))
+            return torch.frombuffer(mmap.mmap(file.fileno(), 4 * max(1, size)), dtype=torch.float32)[:size]
+    except OSError as error:
+        raise UserError(
+            f"the training state does not fit into {folder} ({error.strerror}): {4 * size / 1e6:.0f} MB more are needed"
+        ) from None
+
+
+def placed(tensor: Tensor, room: Room) -> Tensor:
+    """A copy of a tensor of any type there; of a small one anywhere."""
+    if tensor.numel() < SMALL_TENSOR or room is shared_zeros:
+        return tensor.detach().clone()
+    size = tensor.numel() * tensor.element_size()
+    own = room(math.ceil(size / 4)).view(torch.uint8)[:size].view(tensor.dtype).view(tensor.shape)
+    return own.copy_(tensor.detach())
+
+
 class SharedVector:
     """A flat vector that the processes forked later share with this one; all zero at first."""
 
-    def __init__(self, layout: FlatLayout) -> None:
+    def __init__(self, layout: FlatLayout, room: Room = shared_zeros) -> None:
         self.layout = layout
-        self._values = shared_zeros(layout.size)
+        self._values = room(layout.size)
         self._lock = multiprocessing.Lock()
 
     @contextmanager

@@ -1,6 +1,5 @@
 """The training state of a run whose model is cut into stages, as one."""
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -49,7 +48,9 @@ class StagedState:
 
     @property
     def rewound(self) -> int:
-        return min(state.rewound for state in self._states)
+        """0 as well if stages went back with different steps: that led nowhere."""
+        first, *others = {state.rewound for state in self._states}
+        return 0 if others else first
 
     @property
     def decay(self) -> Decay | None:
@@ -65,6 +66,10 @@ class StagedState:
     def model(self) -> torch.nn.Module:
         """The whole one; it shares the tensors of the stages."""
         return self._whole([state.model for state in self._states])
+
+    def model_copy(self) -> torch.nn.Module:
+        """A whole one of its own, of the moment, in the rooms of the stages; under the lock."""
+        return self._whole([state.model_copy() for state in self._states])
 
     @property
     @contextmanager
@@ -86,7 +91,7 @@ class StagedState:
 
     def snapshot(self) -> tuple[torch.nn.Module, Position]:
         with self.lock:
-            return copy.deepcopy(self.model), self.position
+            return self.model_copy(), self.position
 
     def copy(self) -> Found:
         """Raises ValueError while the stages are not at the same step."""
@@ -112,7 +117,7 @@ class StagedState:
 
     def parameters_copy(self) -> dict[str, Tensor]:
         with self.lock:
-            return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+            return {name: tensor.detach() for name, tensor in self.model_copy().named_parameters()}
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         self.check_named(tensors, info)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dedloc_kit.records import Decay, Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
-from dedloc_kit.training.flat import FlatLayout, shared_zeros
+from dedloc_kit.training.flat import FlatLayout, Room, placed, shared_zeros
 from dedloc_kit.training.optimizers.layerwise import blockwise_norm
 from dedloc_kit.training.optimizers.portable import norm
 from dedloc_kit.training.schedule import learning_rate
@@ -71,16 +71,21 @@ class TrainingState:
     background while the device goes on.
 
     :param model: on the CPU; it is taken over, its parameters become parts of one flat vector
+    :param room: where all that lies, and copies of it
     """
 
     def __init__(
-        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer], run: RunConfig
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], SharedOptimizer],
+        run: RunConfig,
+        room: Room = shared_zeros,
     ) -> None:
-        self.model, self.run, self.run_id = model, run, run.run_id
+        self.model, self.run, self.run_id, self.room = model, run, run.run_id, room
         parameters = list(model.parameters())
         self.layout = FlatLayout.of(parameters)
         # Shared: the process that averages is forked later and would keep a copy of what is overwritten here.
-        self.flat = shared_zeros(self.layout.size)
+        self.flat = room(self.layout.size)
         # Their memory is not let go before the optimizer has its zeros: new memory that nobody has written to is none
         # yet, and a process that is forked now takes none of it.
         before = [parameter.data for parameter in parameters]
@@ -90,6 +95,9 @@ class TrainingState:
         self.parameters = parameters
         self.optimizer = make_optimizer(model)
         del before, values
+        if room is not shared_zeros:
+            for tensor in self.optimizer.state_tensors():
+                tensor.data = placed(tensor, room)
         self.step = 0
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
@@ -202,17 +210,25 @@ class TrainingState:
     def snapshot(self) -> tuple[torch.nn.Module, Position]:
         """A copy of the model, and what it is of."""
         with self.lock:
-            return copy.deepcopy(self.model), self.position
+            return self.model_copy(), self.position
 
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
         """A consistent copy, by name."""
         with self.lock:
-            return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
+            return {name: placed(tensor, self.room) for name, tensor in self._named().items()}, self.info
+
+    def model_copy(self) -> torch.nn.Module:
+        """A model of its own, of the moment; under the lock, or of any."""
+        own: dict[int, Any] = {
+            id(each): torch.nn.Parameter(placed(each, self.room), each.requires_grad)
+            for each in self.model.parameters()
+        }
+        return copy.deepcopy(self.model, own)  # which takes these for its copies
 
     @torch.no_grad()
     def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
         """A model of its own with the values of a copy, to be used."""
-        model = copy.deepcopy(self.model)  # of any moment: every value is replaced
+        model = self.model_copy()  # of any moment: every value is replaced
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             tensor.copy_(tensors[f"model.{name}"])
         return model.eval()

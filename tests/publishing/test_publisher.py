@@ -225,6 +225,27 @@ def test_a_full_disk_is_worth_a_warning_and_the_push_is_made_up_for(
         coordinator.wait_for(Pushed)
 
 
+def test_a_state_whose_stages_are_at_different_steps_is_pushed_once_they_are_together(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(tmp_path / "c", TinyTask(RUN), push_every=1)
+    copied, apart = coordinator.state.copy, threading.Event()
+
+    def copy() -> Any:
+        if apart.is_set():
+            raise ValueError("its stages are not at the same step")
+        return copied()
+
+    monkeypatch.setattr(coordinator.state, "copy", copy)
+    apart.set()
+    with publishing_of(coordinator) as publisher:
+        coordinator.go_on(1)
+        publisher.step_done(1)
+        coordinator.wait_for(PushFailed, lambda event: "not at the same step" in event.text)
+        apart.clear()
+        assert coordinator.wait_for(Pushed).step == 1
+
+
 def test_an_export_that_fails_does_not_end_the_pushes(hub: LoopbackHub, tmp_path: Path) -> None:
     class Failing(ExportedTask):
         broken = True

@@ -87,3 +87,20 @@ def test_a_state_of_another_number_of_stages_or_of_another_run_is_refused_and_no
     with pytest.raises(ValueError, match="not those of the model"):
         run.load_named(tensors, info)
     assert run.step == 0
+
+
+def test_stages_that_went_back_with_different_steps_have_not_gone_back() -> None:
+    parts = states()
+    run = StagedState(RUN, whole, parts)
+    found = run.split(run.copy())
+
+    def go_back(number: int, step: int) -> None:
+        receipt = Receipt(step=step, round=f"{number:02x}{step:02x}", time=1.0, seconds=0.0, signed=())
+        parts[number].go_back(*found[number], receipt, 1.0)
+
+    for number, step in enumerate((5, 5, 6)):
+        go_back(number, step)
+    assert run.rewound == 0
+    for number in range(3):
+        go_back(number, 7)
+    assert run.rewound == 7

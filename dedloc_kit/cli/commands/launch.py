@@ -44,6 +44,13 @@ def add(commands: Commands) -> None:
         help="how often a language model's newest version is handed out to those who serve it; 0: never",
     )
     parser.add_argument(
+        "--stages-memory",
+        type=float,
+        metavar="GB",
+        help="of a run in stages: hold so much of their state in memory and the rest in the folder; default: half of "
+        "what is free",
+    )
+    parser.add_argument(
         "--stall-minutes",
         type=positive,
         default=30,
@@ -90,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         "push_every": options.push_every,
         "serve_every": options.serve_every,
         "regions": options.regions,
+        "stages_memory": options.stages_memory,
     }
     return launch(
         run,

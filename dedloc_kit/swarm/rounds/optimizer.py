@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
@@ -39,6 +40,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.timing import Idling
+from dedloc_kit.swarm.rounds.together import Together
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices
@@ -61,6 +63,8 @@ IDLING = (
 )
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
+Agree = Callable[[bool], int | None]
+"""With which step to go back: see `Together.agree`."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +110,7 @@ class CollaborativeOptimizer:
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
         self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
-        self._going_back: tuple[Found, float, int] | None = None
+        self._going_back: tuple[Found, float, int, Agree] | None = None
         self._told_decay: Decay | None = None
         self._signed_decay = (0, 0, "")
         self._last_step = caller.last_step
@@ -316,7 +320,7 @@ class CollaborativeOptimizer:
         if self._error is not None:
             raise self._error
 
-    def go_back(self, found: Found, rate: float, after: int) -> None:
+    def go_back(self, found: Found, rate: float, after: int, agree: Agree | None = None) -> None:
         """For the organizer's peer: as soon as no round is under way and it is where the others are, let the next step
         take over an earlier state. Until then nothing else is ordered.
 
@@ -325,8 +329,9 @@ class CollaborativeOptimizer:
 
         :param rate: a factor of the learning rate
         :param after: the step has a higher number than this
+        :param agree: of a part of a run, which goes back with the others
         """
-        self._going_back = found, rate, after
+        self._going_back = found, rate, after, agree or partial(Together(after, lambda: self.step).agree, 0)
 
     def decay_order(self, steps: int) -> str:
         """Of the organizer's peer, for its instructions: the order that the learning rate falls over so many global
@@ -368,9 +373,8 @@ class CollaborativeOptimizer:
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         complete: RoundResult | None = None
-        if self._going_back is not None and not self._rounds.begun and self._newest_known():
-            self._rounds.call_off()  # a group that gathers for a batch may do so for ever
-            self._go_back(*self._going_back)
+        if self._going_back is not None and self._went_back(*self._going_back):
+            pass
         elif self._rounds.under_way:
             complete = self._rounds.advance()
             if complete is None and not self._rounds.under_way:
@@ -420,9 +424,13 @@ class CollaborativeOptimizer:
         heard = time.monotonic() - self._began > SETTLING_SECONDS
         return heard and self.tracker.newest(self.state.position).step == self.step < self.last_step
 
-    def _go_back(self, found: Found, rate: float, after: int) -> None:
+    def _went_back(self, found: Found, rate: float, after: int, agree: Agree) -> bool:
+        """Go back, if it is time to."""
+        step = None if self._rounds.begun else agree(self._newest_known())
+        if step is None:
+            return False
+        self._rounds.call_off()  # a group that gathers for a batch may do so for ever
         (tensors, info), now = found, float(get_dht_time())
-        step = max(self.step, after) + 1
         # The same order at the same step leads to the same state, also by a coordinator that was started anew.
         name = f"{self.run.run_id} rewind {info.step} {rate} {after} {step}"
         round_id = hashlib.sha256(name.encode()).hexdigest()[:40]
@@ -437,6 +445,7 @@ class CollaborativeOptimizer:
         self._report()
         _log.warning(told(rewind))
         self._tell(receipt, {}, {})
+        return True
 
     def _forget(self) -> None:
         """What this peer computed with parameters from before a rewind leads nowhere."""

@@ -52,6 +52,16 @@ def test_two_trainers_and_two_hosts_learn_what_one_process_does(two: Swarm) -> N
     assert [host.refused for host in two.hosts.values()] == [{}, {}]
 
 
+def test_what_trainers_tell_hosts_counts_by_samples(two: Swarm) -> None:
+    alone = [full(), full()]
+    for seed, samples in enumerate((5, 2)):
+        learn(two.trainer(f"t{seed}"), seed, samples)
+        learn(alone[seed], seed, 1)
+    one, other = map(sums, alone)
+    right = {key: 5 * one[key] + 2 * other[key] for key in one}
+    assert near(sums(two.hosts["a"].bank) | sums(two.hosts["b"].bank), right)
+
+
 @pytest.mark.parametrize(("form", "error"), [("float16", 1e-3), ("8bit", 0.05)])
 def test_less_is_sent_with_little_error(form: str, error: float) -> None:
     with swarm(form=form) as made:
