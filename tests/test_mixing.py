@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,6 +61,20 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
         expected |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
     assert any(key.startswith("experts.0.1.2.optimizer") for key in tensors)
     assert relative(tensors, expected) < 1e-5
+
+
+@pytest.mark.slow
+def test_while_the_coordinator_is_away_volunteers_wait_and_it_comes_back_with_trunk_and_experts(tmp_path: Path) -> None:
+    with Swarm(mixed_run(), tmp_path) as swarm:
+        first = swarm.coordinator(task_module=TASKS)
+        volunteer = swarm.volunteer("volunteer", microbatch=4, task_module=TASKS)
+        first.wait_for_step(2)
+        assert first.worker.stop() == 0
+        volunteer.wait_for(Warned, lambda event: "no host of experts answers" in event.text)
+        again = swarm.coordinator(task_module=TASKS)
+        begun = again.joined.step
+        assert begun >= 2
+        again.wait_for_step(begun + 2)
 
 
 class There:
