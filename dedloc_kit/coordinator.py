@@ -10,16 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
 from dedloc_kit.auditing import Auditing
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluator import Evaluator
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.experts.state import MixedState
 from dedloc_kit.lasting import LastingRecord, check_key, despite_a_full_disk
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
+from dedloc_kit.mixing import hosting
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
@@ -29,6 +31,7 @@ from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.staged import StagedPeer, connected_to_all
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
+from dedloc_kit.swarm.experts.member import ExpertMember
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
@@ -57,6 +60,7 @@ def coordinator(
 
     Raises UserError if the folder, the port, the data or the task cannot be used.
     """
+    peer.check(run)
     emit(State(text="starting"))
 
     # Steps are taken in a background thread; the ledger and the checkpoints belong to this one.
@@ -65,6 +69,8 @@ def coordinator(
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         lent = {peer_id: carried for peer_id, carried in step.carried.items() if peer_id != me.signer.peer}
         step = step.model_copy(update={"carried": lent})
+        if isinstance(state := me.optimizer.state, MixedState):
+            state.take(step.step, step.samples)
         done.put((step, {peer_id: c for peer_id, c in contributions.items() if c.samples}))
         if auditing is not None:
             auditing.stepped(step, contributions)
@@ -83,6 +89,7 @@ def coordinator(
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
             role.resume()
+            role.host(memory.peers)
             me.optimizer.begin()
             emit(me.joined())
             role.publish()
@@ -99,8 +106,9 @@ def coordinator(
 
 
 def _is_served(run: RunConfig, peer: CoordinatorConfig) -> bool:
-    """Do others get the model from here? Of one in stages they get the checkpoints."""
-    return run.task.name == SERVED_TASK and run.pipeline is None and bool(peer.serve_every)
+    """Do others get the model from here? Of one in stages they get the checkpoints, of one with experts nothing yet."""
+    whole = run.pipeline is None and run.experts is None
+    return run.task.name == SERVED_TASK and whole and bool(peer.serve_every)
 
 
 def _taking_part(
@@ -153,6 +161,8 @@ class _Role:
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
         self._releasing: Releasing | None = None
+        self._hosting = ExitStack()
+        self._member: ExpertMember | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -174,6 +184,15 @@ class _Role:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
         self._remember()  # whose folder this is, before anybody follows its key
+
+    def host(self, known: Sequence[str]) -> None:
+        """Begin to answer for the experts of the run, if it has any.
+
+        :param known: addresses of the peers that this one joined through
+        """
+        state = self._me.optimizer.state
+        if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
+            self._member = self._hosting.enter_context(hosting(self._me, known, state.bank))
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -215,6 +234,8 @@ class _Role:
                 self._remember()
                 self._rescue()
                 self._look_for_twin(stop)
+                if self._member is not None:
+                    self._member.follow()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -329,6 +350,7 @@ class _Role:
             self._releasing.close()
         if self._auditing is not None:
             self._auditing.close()
+        self._hosting.close()
         self._evaluator.close()
         self._lasting.close()
 

@@ -63,8 +63,7 @@ class Evaluator:
         held_out = self._run.data.evaluation is not None
         if self._running is not None or self._position == self._state.position or not (held_out or suspected):
             return
-        with self._state.lock:
-            model, self._position = self._state.model_copy(), self._state.position
+        model, self._position = self._state.snapshot()
         measure: Callable[[torch.nn.Module], Measured] = self._task.evaluate if held_out else self._losses
         self._running = self._thread.submit(measure, model)
 

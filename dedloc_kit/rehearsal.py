@@ -20,6 +20,10 @@ from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, StageCost, State, Warned
+from dedloc_kit.experts.bank import names_of
+from dedloc_kit.experts.frozen import Frozen
+from dedloc_kit.experts.mixture import connect
+from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.stage_costs import rows_of, stage_costs
@@ -63,6 +67,9 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
         mixture = run_on(run, readable)
+        if run.experts is not None:  # all cost alike, and this machine need not hold them
+            same = Network(run.experts.width, run.experts.hidden, 0)
+            connect(model, Frozen(dict.fromkeys(names_of(run.experts), same), run.experts.grid))
         cost = _cost(
             create_task(mixture, peer.task_module), model, device, mixture, peer.microbatch or run.microbatch or 0, warn
         )

@@ -464,6 +464,8 @@ class RunConfig(SwarmConfig):
                 '[experts] take the steps that all volunteers take together; remove averaging = "local-steps" or the '
                 "experts"
             )
+        if self.averaging.overlap:
+            raise ValueError("[experts] need averaging.overlap = false: every expert takes each step with the trunk")
         if self.pipeline is not None:
             raise ValueError("[experts] are not made for the stages of a [pipeline] yet; remove one of them")
         if self.trust.checks == "on":
@@ -572,6 +574,15 @@ class CoordinatorConfig(PeerConfig):
     @property
     def last_push_seconds(self) -> float:
         return 120.0 if self.hub else 0.0
+
+    def check(self, run: RunConfig) -> None:
+        """Raise UserError for what is not made for such a run yet."""
+        if run.experts is None:
+            return
+        if self.hub is not None:
+            raise UserError("a model with [experts] is not written for the Hub yet; leave --hub out")
+        if run.data.evaluation is None:
+            raise UserError("a run with [experts] is measured on held-out data alone; add [data.evaluation]")
 
 
 P = TypeVar("P", bound=PeerConfig)

@@ -16,6 +16,7 @@ from dedloc_kit.lender import lender
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.mixing import asking
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.stage_driver import stage_driver
@@ -73,10 +74,11 @@ def volunteer(
     def on_loading(received: int, total: int) -> None:
         emit(Loading(received_bytes=received, total_bytes=total))
 
+    known = initial_peers(invitation, peer.folder)
     with connected(
         run,
         peer,
-        initial_peers(invitation, peer.folder),
+        known,
         organizer=invitation.organizer,
         secret=os.environ.pop(CODE, ""),  # before any process is started that would inherit it
         follower=False,
@@ -97,15 +99,17 @@ def volunteer(
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
         with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
+            mixing = stack.enter_context(asking(me, known, emit))
             devices = Devices(
                 me.replicas,
-                [task.loss for task in tasks],
+                [mixing.counted(task.loss) for task in tasks],
                 batches,
                 Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
             )
             stack.callback(devices.close)
             recomputer, trial = _recomputing(run, peer, me, devices)
+            mixing.await_experts(stop.is_set)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
@@ -117,12 +121,20 @@ def volunteer(
             if trial is not None and not stop.is_set():
                 _pass(trial, devices, me.optimizer.step, emit, stop)
             me.optimizer.begin()
+            mixing.begin()
             emit(me.joined())
             emit(State(text="training"))
             answer = _answering(peer, me, recomputer)
             organizer, twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
+
+            def over() -> bool:
+                me.optimizer.boundary()
+                return stop.is_set() or organizer.ends_the_run()
+
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
+                if not mixing.await_experts(over):
+                    continue
                 twin.check()
                 answer()
                 _train_on(devices, me, run, emit)

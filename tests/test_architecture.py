@@ -31,7 +31,7 @@ ORDER = (
     {"access"},
     {"swarm", "lasting", "start_line"},
     {"resuming", "publishing", "releasing", "evaluator", "auditing", "staged", "stage_costs"},
-    {"minding"},
+    {"minding", "mixing"},
     {"stage_volunteer", "stage_driver", "lender"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
@@ -61,7 +61,7 @@ FOUNDATION = {
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "releasing", "evaluator", "auditing", "start_line"),
-    *("staged", "minding", "stage_costs", "stage_volunteer", "stage_driver", "lender"),
+    *("staged", "minding", "mixing", "stage_costs", "stage_volunteer", "stage_driver", "lender"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

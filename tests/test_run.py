@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import PeerConfig, parse_run, seed_of
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, parse_run, seed_of
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -298,7 +298,7 @@ EXPERTS = {"layers": [1, 3], "grid": [4, 4], "width": 8, "hidden": 16}
 
 
 def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None:
-    plain, run = parse_run(values()), parse_run(values(experts=EXPERTS))
+    plain, run = parse_run(values()), parse_run(values(experts=EXPERTS, averaging={"overlap": False}))
     assert plain.experts is None
     assert "experts" not in json.loads(plain.canonical())
     assert run.experts is not None
@@ -321,7 +321,8 @@ def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None
         ({"layers": [1, 1]}, {}, "experts.layers must name each layer once, in their order"),
         ({"weight": 1}, {}, "experts.weight is not a known key; did you mean 'width'?"),
         ({}, {"averaging": "local-steps"}, 'remove averaging = "local-steps" or the experts'),
-        ({}, {"trust": {"checks": "on"}}, "remove it or the [experts]"),
+        ({}, {}, "[experts] need averaging.overlap = false"),
+        ({}, {"trust": {"checks": "on"}, "averaging": {"overlap": False}}, "remove it or the [experts]"),
         (
             {},
             {"pipeline": {}, "averaging": {"overlap": False}},
@@ -335,3 +336,15 @@ def test_experts_that_cannot_be_are_refused_in_a_line_that_names_the_key_and_the
     told = message(values(experts={**EXPERTS, **experts}, **others))
     assert said in told
     assert "\n" not in told
+
+
+def test_what_a_run_with_experts_has_not_yet_is_refused_before_it_starts(tmp_path: Path) -> None:
+    exact = {"averaging": {"overlap": False}}
+    run = parse_run(values(experts=EXPERTS, **exact))
+    CoordinatorConfig(folder=tmp_path).check(run)
+    CoordinatorConfig(folder=tmp_path, hub="owner/name").check(parse_run(values()))
+    with pytest.raises(UserError, match="leave --hub out"):
+        CoordinatorConfig(folder=tmp_path, hub="owner/name").check(run)
+    unmeasured = {"train": [{"dataset": "owner/first"}]}
+    with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
+        CoordinatorConfig(folder=tmp_path).check(parse_run(values(experts=EXPERTS, data=unmeasured, **exact)))

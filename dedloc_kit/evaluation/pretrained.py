@@ -204,6 +204,8 @@ def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tenso
     """The same with the tensors of a checkpoint, which came from there."""
     from dedloc_kit.tasks import Divisible
 
+    if run.experts is not None:
+        raise UserError(f"the model of {run.run_id} has experts, which nothing but its training can use yet")
     if run.pipeline is None:
         return _filled(task.build_model(), run, tensors, path)
     assert isinstance(task, Divisible), "no other one is created"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, current_microbatch
 from dedloc_kit.experts.expert import Expert
+from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.kept import Kept
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
@@ -189,6 +190,14 @@ class Bank:
         """Hold an expert as it was after a global step; raises ValueError if that cannot be one."""
         self.hold([name])
         self._expert(name).load(tensors, step)
+
+    def check(self, name: ExpertName, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if an expert that is here cannot `load` these."""
+        self._expert(name).check_tensors(tensors)
+
+    def frozen(self) -> Frozen:
+        """Copies of all that are here, to be measured."""
+        return Frozen({name: self._expert(name).frozen() for name in self.names}, self._settings.grid)
 
     def _expert(self, name: ExpertName) -> Expert:
         with self._lock:

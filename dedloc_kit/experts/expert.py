@@ -1,5 +1,6 @@
 """One expert with its optimizer, and what it has been told for global steps that are to come."""
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -105,12 +106,26 @@ class Expert:
         with self._lock:
             return {name: tensor.clone() for name, tensor in self._tensors().items()}, self.step
 
+    def frozen(self) -> Network:
+        """A copy of its network alone."""
+        with self._lock:
+            return copy.deepcopy(self._network)
+
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Take over such tensors; raises ValueError, and changes nothing, if they are not of such an expert.
 
         What it was told for steps until then is dropped.
         """
+        self.check_tensors(tensors)
+        with self._lock:
+            for name, own in self._tensors().items():
+                own.copy_(tensors[name])
+            self.step = step
+            self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
+
+    def check_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if `load` would."""
         mine = self._tensors()
         if mine.keys() != tensors.keys():
             raise ValueError("its tensors are not those of an expert of this run")
@@ -120,11 +135,6 @@ class Expert:
                 raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, not {tuple(own.shape)}")
             if not is_finite(other):
                 raise ValueError(f"'{name}' holds numbers that are not finite")
-        with self._lock:
-            for name, own in mine.items():
-                own.copy_(tensors[name])
-            self.step = step
-            self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {f"model.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}

@@ -145,6 +145,13 @@ def connect(model: nn.Module, experts: Experts | None) -> None:
         mixture.link.experts = experts
 
 
+def connect_alone(model: nn.Module, experts: Experts) -> None:
+    """Let this copy of a model alone call these experts."""
+    for mixture in mixtures_of(model):
+        mixture.link = _Link()
+    connect(model, experts)
+
+
 def imbalance_of(model: nn.Module) -> Tensor:
     """The sum over the mixtures of a model, of its last forward pass with gradients; 0 if there was none."""
     found = [term for mixture in mixtures_of(model) if (term := mixture.take_imbalance()) is not None]

@@ -19,11 +19,13 @@ from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.prediction import DAY, HERE, Helpers, Prediction, Volunteers, fits, predict, volunteers_rate
-from dedloc_kit.run import RunConfig, Source, parse_peer
+from dedloc_kit.run import ExpertsConfig, RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01
 WEEKEND = 2 * DAY
+EXPERT_BYTES = 28
+"""For each of an expert's parameters: itself, two moments, a gradient, and the copy that becomes a checkpoint."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -107,6 +109,8 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         "GPU's",
         f"a helper      {size(lender_memory_needed(parameters, state))} of memory at most, and no GPU (dedloc lend)",
     ]
+    if run.experts is not None:
+        lines.append(_describe_experts(run.experts))
     cost = rehearsed.cost
     if cost is not None:
         lines += [
@@ -127,6 +131,16 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
             f"it; put it on the Hub (dedloc {command} RUN.toml --shards --push OWNER/NAME)"
         )
     return lines
+
+
+def _describe_experts(settings: ExpertsConfig) -> str:
+    rows, columns = settings.grid
+    experts = len(settings.layers) * rows * columns
+    parameters = experts * 3 * settings.width * settings.hidden
+    return (
+        f"experts       {count(experts, 'network')} of {parameters / 1e6:,.1f} million parameters in all beside the "
+        f"model, which the organizer's machine holds: {size(EXPERT_BYTES * parameters)} of memory there"
+    )
 
 
 def _describe_start(start: GoingOn) -> list[str]:

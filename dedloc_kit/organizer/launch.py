@@ -165,6 +165,7 @@ def launch(
     :param stall_minutes: an alert tells that for so long no global step was done
     :param webhook: the secret address to which alerts are posted as well
     """
+    peer.check(run)
     with (
         peer_folder(peer.folder, "launch of this run"),
         RunDisplay(run.global_batch) as display,

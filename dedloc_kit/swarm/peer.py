@@ -16,6 +16,7 @@ import torch
 from dedloc_kit.access.office import Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
+from dedloc_kit.experts.state import MixedState
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
@@ -108,8 +109,11 @@ class SwarmPeer:
         run = self.optimizer.run
         trained = _trained(self.task, run)
         model = first_model(self.task) if run.stage is None else trained.build_model()
-        room = self.optimizer.state.room
-        return TrainingState(model, lambda model: _shared_optimizer(run, trained, model), run, room).copy()
+        state = self.optimizer.state
+        first = type(state)(model, lambda model: _shared_optimizer(run, trained, model), run, state.room)
+        if isinstance(first, MixedState):
+            first.bank.hold_all()
+        return first.copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -250,9 +254,13 @@ class _Inside:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer = self.node, self.entry.signer, self.peer
-        state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
+        mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
+        kind = MixedState if mixed else TrainingState
+        state = kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
         source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content, room=room)
+        if isinstance(state, MixedState):
+            state.bank.hold_all()
         parameters = None
         if self.office is not None or not follower:  # of a lender nobody asks for any
             parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)

@@ -89,6 +89,10 @@ class StagedState:
     def _settled(self) -> bool:
         return len({state.step for state in self._states}) == 1
 
+    def snapshot(self) -> tuple[torch.nn.Module, Position]:
+        with self.lock:
+            return self.model_copy(), self.position
+
     def copy(self) -> Found:
         """Raises ValueError while the stages are not at the same step."""
         deadline = time.monotonic() + SETTLED_SECONDS

@@ -207,6 +207,11 @@ class TrainingState:
         buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
         return frozenset(number for number, name in enumerate(self._named()) if name in buffers)
 
+    def snapshot(self) -> tuple[torch.nn.Module, Position]:
+        """A copy of the model, and what it is of."""
+        with self.lock:
+            return self.model_copy(), self.position
+
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
         """A consistent copy, by name."""
         with self.lock:

@@ -18,6 +18,7 @@ def mixed_run(optimizer: dict[str, Any] | None = None, **experts: Any) -> RunCon
             "task": {"name": "causal"},
             "data": {"train": [{"dataset": "nowhere"}]},
             "optimizer": settings,
+            "averaging": {"overlap": False, "compression": "none"},
             "experts": table,
         }
     )

@@ -16,6 +16,7 @@ from dedloc_kit.organizer.prediction import Prediction
 from dedloc_kit.run import Source
 from tests.commands import dedloc
 from tests.tiny import tiny_run
+from tests.tiny_mixed import mixed_run
 
 RUN = """
 name = "tiny"
@@ -97,6 +98,9 @@ def test_data_that_only_this_machine_has_is_pointed_out() -> None:
     local = tiny_run(data={"train": [{"dataset": "/data/corpus"}]})
     assert any("volunteers elsewhere cannot read it" in line for line in describe(local, rehearsed))
     assert not any("elsewhere" in line for line in describe(tiny_run(), rehearsed))
+    mixed = "\n".join(describe(mixed_run(), rehearsed))
+    assert "6 networks of 0.0 million parameters in all" in mixed
+    assert "holds: 48.4 kB of memory there" in mixed
     drawing = local.task.model_copy(update={"pictures": {}})
     drawn = "\n".join(describe(local.model_copy(update={"task": drawing}), rehearsed))
     assert "dedloc images RUN.toml --shards --push" in drawn

@@ -1,5 +1,6 @@
 """A decoder with experts: what it is, what it is not, and that it learns."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,12 @@ import torch
 
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.rehearsal import rehearse
+from dedloc_kit.run import PeerConfig, RunConfig, parse_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts
@@ -32,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixed(run: RunConfig, **experts: Any) -> RunConfig:
-    return parse_run({**run.model_dump(mode="json"), "experts": {**EXPERTS, **experts}})
+    exact = run.model_copy(update={"averaging": run.averaging.model_copy(update={"overlap": False})})
+    return parse_run({**exact.model_dump(mode="json"), "experts": {**EXPERTS, **experts}})
 
 
 def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(folder: Path) -> None:
@@ -44,6 +49,15 @@ def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(fol
     assert names == {"model.layers.1.mlp.gate.rows", "model.layers.1.mlp.gate.columns"}
     with pytest.raises(RuntimeError, match="no experts are connected"):
         create_task(run).evaluate(one)
+
+
+def test_what_it_takes_is_tried_without_any_host_and_no_checkpoint_of_the_trunk_alone_is_used(folder: Path) -> None:
+    run, heard = mixed(text_run(folder, "causal")), list[AnyEvent]()
+    rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=2), heard.append, threading.Event())
+    assert isinstance(heard[-1], Rehearsed)
+    assert heard[-1].cost is not None
+    with pytest.raises(UserError, match="has experts"):
+        with_tensors(create_task(run), run, {}, folder)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gpt2"])

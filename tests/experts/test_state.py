@@ -1,0 +1,147 @@
+"""Trunk and experts of a run as one state."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.experts import state as module
+from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.state import MixedState
+from dedloc_kit.records import Receipt
+from dedloc_kit.resuming import resume
+from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.optimizers.build import build_optimizer
+from tests.tiny import WIDTH
+from tests.tiny_mixed import TinyMixed, mixed_run
+
+RUN = mixed_run()
+TASK = TinyMixed(RUN)
+EXPERT = ExpertName(0, 1, 2)
+
+
+def fresh() -> MixedState:
+    groups = TASK.parameter_groups
+    state = MixedState(TASK.build_model(), lambda model: build_optimizer(RUN.optimizer, groups(model, 0.01)), RUN)
+    state.bank.hold_all()
+    return state
+
+
+def receipt(step: int, **values: Any) -> Receipt:
+    return Receipt(step=step, round=f"{step:040x}", time=1.0, seconds=1.0, signed=(), **values)
+
+
+def trunk_steps(state: MixedState) -> int:
+    """Let the trunk take one; returns its number."""
+    state.apply(torch.ones(state.layout.size), receipt(state.step + 1))
+    return state.step
+
+
+def teach(state: MixedState) -> None:
+    """Gradients of ten samples for the next step."""
+    inputs = {EXPERT.cell: torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))}
+    with counting(Microbatch(state.step + 1, 10)):
+        answers = state.bank.forward(EXPERT.layer, inputs, keep=True)
+    state.bank.backward(EXPERT.layer, answers.ticket, inputs)
+
+
+def step(state: MixedState) -> None:
+    """One with all that belongs to it."""
+    teach(state)
+    state.take(trunk_steps(state), 40)
+
+
+def same(one: MixedState, other: MixedState) -> bool:
+    (mine, info), (theirs, their_info) = one.copy(), other.copy()
+    return info == their_info and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+
+
+def test_a_coordinator_that_starts_again_has_trunk_and_experts_of_the_same_step(tmp_path: Path) -> None:
+    state, checkpoints = fresh(), Checkpoints(tmp_path)
+    step(state)
+    step(state)
+    checkpoints.save(*state.copy())
+    again = fresh()
+    assert not resume(again, checkpoints, None)
+    assert again.step == 2
+    assert set(again.bank.steps(again.bank.names)) == {2}
+    assert same(again, state)
+    step(again)
+    step(state)
+    assert same(again, state), "the moments are those of before, too"
+
+
+def test_a_checkpoint_without_an_expert_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    state, checkpoints = fresh(), Checkpoints(tmp_path)
+    step(state)
+    tensors, info = state.copy()
+    checkpoints.save({name: each for name, each in tensors.items() if not name.startswith("experts.0.1.2.")}, info)
+    again = fresh()
+    with pytest.raises(UserError, match="its experts are not those of the run"):
+        resume(again, checkpoints, None)
+    assert same(again, fresh())
+    bad = {**tensors, f"experts.{EXPERT}.model.up": torch.full((12, WIDTH), torch.nan)}
+    with pytest.raises(ValueError, match="not finite"):
+        again.load_named(bad, info)
+    assert same(again, fresh())
+
+
+def test_a_copy_waits_until_the_experts_have_taken_the_step_and_if_nobody_tells_of_it_they_take_it_anyway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = fresh()
+    teach(state)
+    trunk_steps(state)
+    slept = list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        state.take(1, 40)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    tensors, info = state.copy()
+    expected = fresh()
+    step(expected)
+    assert len(slept) == 1
+    assert info.step == 1
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in expected.copy()[0].items())
+    monkeypatch.setattr(module, "SETTLED_SECONDS", -1.0)
+    trunk_steps(state)
+    assert state.copy()[1].step == 2
+    assert len(slept) == 1
+    assert set(state.bank.steps(state.bank.names)) == {2}
+
+
+def test_steps_that_nobody_has_told_of_are_taken_with_the_next_one() -> None:
+    state, one_by_one = fresh(), fresh()
+    for _ in range(3):
+        trunk_steps(state)
+        one_by_one.take(trunk_steps(one_by_one), 40)
+    state.take(3, 40)
+    assert same(state, one_by_one)
+
+
+def test_going_back_takes_the_experts_along() -> None:
+    state = fresh()
+    step(state)
+    tensors, info = state.copy()
+    step(state)
+    state.go_back(tensors, info, receipt(3), 0.5)
+    found, now = state.copy()
+    assert now.step == 3
+    assert all(torch.equal(found[name], each) for name, each in tensors.items() if name.startswith("experts."))
+    before = found[f"experts.{EXPERT}.model.up"]
+    step(state)
+    assert not torch.equal(state.copy()[0][f"experts.{EXPERT}.model.up"], before), "it goes on from there"
+
+
+def test_what_is_measured_stays_as_it_is_while_the_run_goes_on() -> None:
+    state = fresh()
+    model, position = state.snapshot()
+    before = TASK.evaluate(model).loss
+    step(state)
+    assert position.step == 0
+    assert TASK.evaluate(model).loss == before
+    assert TASK.evaluate(state.snapshot()[0]).loss != before

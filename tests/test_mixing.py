@@ -1,0 +1,139 @@
+"""A run with experts, held by its coordinator, trains as one process does, and loses none of them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.lib.mixture import PlainLoop
+from dedloc_kit.events import AnyEvent, Evaluated, Left, Warned
+from dedloc_kit.experts.calls import Experts, Microbatch, current_microbatch
+from dedloc_kit.mixing import Mixing
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.tasks import create_task
+from dedloc_kit.training.checkpoint import Checkpoints
+from tests.swarm.harness import Peer, Swarm
+from tests.tiny_mixed import mixed_run
+
+STEPS = 5
+TASKS = "tests.tiny_mixed"
+
+
+def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_plain_loop(tmp_path: Path) -> None:
+    run = mixed_run()
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=STEPS, task_module=TASKS, evaluate_every=1)
+        volunteers = [
+            swarm.volunteer(
+                f"volunteer-{n}",
+                {"START_FILE": str(tmp_path / "start")},
+                microbatch=n,
+                devices="cpu,cpu" if n == 2 else "cpu",
+                until_step=STEPS,
+                task_module=TASKS,
+            )
+            for n in (2, 3)
+        ]
+        assert all(peer.joined.step == 0 for peer in volunteers)
+        (tmp_path / "start").touch()
+        for peer in volunteers:
+            peer.wait_for(Left)
+        coordinator.wait_for_step(STEPS)
+        last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
+        assert coordinator.worker.stop() == 0
+    assert any(len(event.contributions) == 2 for event in coordinator.steps)
+    first = coordinator.wait_for(Evaluated, lambda event: event.step == 0).loss
+    loop = plain_loop(run, volunteers, coordinator)
+    assert last < first
+    assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
+
+    found = Checkpoints(coordinator.config.folder / "checkpoints").newest()
+    assert found is not None
+    tensors, info = found
+    assert info.step == STEPS
+    assert loop.bank is not None
+    expected = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
+    for name in loop.bank.names:
+        expected |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    assert any(key.startswith("experts.0.1.2.optimizer") for key in tensors)
+    assert relative(tensors, expected) < 1e-5
+
+
+@pytest.mark.slow
+def test_while_the_coordinator_is_away_volunteers_wait_and_it_comes_back_with_trunk_and_experts(tmp_path: Path) -> None:
+    with Swarm(mixed_run(), tmp_path) as swarm:
+        first = swarm.coordinator(task_module=TASKS)
+        volunteer = swarm.volunteer("volunteer", microbatch=4, task_module=TASKS)
+        first.wait_for_step(2)
+        assert first.worker.stop() == 0
+        volunteer.wait_for(Warned, lambda event: "no host of experts answers" in event.text)
+        again = swarm.coordinator(task_module=TASKS)
+        begun = again.joined.step
+        assert begun >= 2
+        again.wait_for_step(begun + 2)
+
+
+class There:
+    """Experts that answer, or do not."""
+
+    def __init__(self) -> None:
+        self.answers = False
+
+    def alive(self, layer: int) -> Tensor:
+        return torch.full((2, 3), self.answers)
+
+
+def test_a_volunteer_waits_while_no_expert_answers_and_only_what_follows_trials_counts_for_the_next_step() -> None:
+    experts, heard, told = There(), list[AnyEvent](), list[Microbatch | None]()
+    member: Any = SimpleNamespace(follow=lambda: None)
+    mixing = Mixing([0], cast(Experts, experts), member, heard.append)
+    assert not mixing.await_experts(lambda: True)
+
+    def over() -> bool:
+        experts.answers = True
+        return False
+
+    assert mixing.await_experts(over)
+
+    def loss(model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        told.append(current_microbatch())
+        return torch.zeros(())
+
+    counted = mixing.counted(loss)
+    counted(torch.nn.Identity(), {"x": torch.zeros(4, 2)}, 7)
+    mixing.begin()
+    counted(torch.nn.Identity(), {"x": torch.zeros(4, 2)}, 7)
+    assert told == [None, Microbatch(8, 4)]
+    assert not any(isinstance(event, Warned) for event in heard)
+    experts.answers = False
+    assert mixing.await_experts(over)
+    assert "no host of experts answers" in cast(Warned, heard[-2]).text
+
+
+def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> PlainLoop:
+    """One process, the same microbatches."""
+    task = create_task(run, TASKS)
+    loop = PlainLoop(run, task)
+    batches = {
+        peer.joined.peer: task.batches(
+            peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), print
+        )
+        for peer in volunteers
+    }
+    sizes = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
+    for event in coordinator.steps:
+        given = event.contributions.items()
+        loop.take([next(batches[peer]) for peer, samples in given for _ in range(samples // sizes[peer])])
+    return loop
+
+
+def relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """The largest relative difference of a tensor."""
+    return max(
+        float((found[name] - each).float().norm() / each.float().norm().clamp(min=1e-12))
+        for name, each in expected.items()
+    )
