@@ -4285,8 +4285,8 @@ MUTATIONS = (
     Mutation(
         "a quick row gathers before it has heard of the others",
         "swarm/rounds/rounds.py",
-        "if self._other_rows.unheard() or not",
-        "if not",
+        "        if needed or self._other_rows.unheard():",
+        "        if needed:",
         "tests/swarm/rounds/test_other_rows.py -k quick",
     ),
     Mutation(
@@ -4460,9 +4460,16 @@ MUTATIONS = (
     Mutation(
         "a part of a swarm that was cut off steps by itself",
         "swarm/rounds/rounds.py",
-        " or not self._companions.enough({*expected, *self._companions.of(seen)}):",
-        ":",
+        "        if needed or self._other_rows.unheard():",
+        "        if self._other_rows.unheard():",
         "tests/swarm/rounds/test_rounds.py -k most_of_those",
+    ),
+    Mutation(
+        "who is needed for a step stays away from it for longer and longer",
+        "swarm/rounds/rounds.py",
+        "        self._suspicion.wait_for(needed)\n",
+        "",
+        "tests/swarm/rounds/test_rounds.py -k no_step_can_be_taken",
     ),
     Mutation(
         "a group that many newcomers fill up may be a part of the swarm",

@@ -56,6 +56,13 @@ class Suspicion:
             for peer in peers:
                 self._offences.pop(peer, None)
 
+    def wait_for(self, peers: Collection[str]) -> None:
+        """Nothing goes on without these: they are not backed off any more. Whoever stayed away longer than the others
+        did would be missed by them, and backed off in its turn."""
+        with self._lock:
+            for peer in peers:
+                self._backed_off.pop(peer, None)
+
     def refuse(self, notice: Notice) -> None:
         """Do not count those any more whom the organizer has sent away. Who was before and is not now may come back."""
         self._refuses = notice.refuses

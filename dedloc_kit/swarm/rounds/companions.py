@@ -54,10 +54,14 @@ class Companions:
         return {peer for peer in self._seen if self._tracker.division.row_of(peer) in rows} if rows else set()
 
     def enough(self, members: Collection[str]) -> bool:
-        """May a group of this peer and these others take a step?
+        """May a group of this peer and these others take a step?"""
+        return not self.needed(members)
 
-        It has more than half of the companions, or half of them with the organizer: of the parts of a swarm only one
-        has. Whoever is there with another state will not take a step from this one, and is not counted.
+    def needed(self, members: Collection[str]) -> set[str]:
+        """Who is missing in a group of this peer and these others, if it may not take a step without them.
+
+        It may if it has more than half of the companions, or half of them with the organizer: of the parts of a swarm
+        only one has. Whoever is there with another state will not take a step from this one, and is not counted.
         """
         group, others, mine = {*members, self._me}, self._tracker.others(), self._state.position
         elsewhere = {p for p, told in others.items() if told.step >= mine.step and (told.step, told.round) != mine}
@@ -68,4 +72,4 @@ class Companions:
         if not enough and not self._told:
             self._told = True
             _log.warning("of %d peers that took the last step %d are out of reach: waiting", here + missing, missing)
-        return enough
+        return set() if enough else lately - group

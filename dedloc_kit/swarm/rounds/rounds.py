@@ -141,11 +141,13 @@ class Rounds:
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
         if left > self._timeouts.lead:
             return None
+        needed = self._companions.needed({*expected, *self._companions.of(seen)})
+        self._suspicion.wait_for(needed)
         if not expected and not seen:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        if self._other_rows.unheard() or not self._companions.enough({*expected, *self._companions.of(seen)}):
+        if needed or self._other_rows.unheard():
             return None
         self._sought.begin(expected, seen, left, samples_per_second)
         self._group = self._averager.gather(self._request(expected))
