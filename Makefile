@@ -29,7 +29,7 @@ test: install
 # Only the modules that hold slow tests: each of the processes imports what it collects. They begin in their order, the
 # longest ones first: one that was left for the end would keep a core idle.
 test-slow: install
-	$(BIN)/python -m pytest -m slow -n 4 --dist load --maxschedchunk 1 $$(grep -rl --include='test_*.py' mark.slow tests)
+	$(BIN)/python -m pytest -m slow -n 3 --dist load --maxschedchunk 1 $$(grep -rl --include='test_*.py' mark.slow tests)
 
 check: install
 	$(BIN)/ruff format --check .
