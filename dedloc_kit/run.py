@@ -172,7 +172,7 @@ class AveragingConfig(Section):
     seeds). Few runs: measure your own. `sparse` is for `local-steps`: of each 4,096 values the largest 64 alone, the
     others later (SparseLoCo, Sarfi et al. 2025), so that 0.03 bytes for each parameter go up; averages travel in 4
     bits. What is still to be sent stands in for the outer momentum, which is then 0 and `outer_learning_rate` 1, unless
-    they are said."""
+    they are said. What it costs in loss has not been measured here yet."""
     local_batch: PositiveInt = 64
     """With `local-steps`: samples of each peer's own steps."""
     outer_learning_rate: PositiveFloat = 0.7
