@@ -33,11 +33,11 @@ from benchmarks.lib.forked import (
 )
 from benchmarks.lib.peers import Event, step_of
 from benchmarks.lib.task import simulated_run
-from dedloc_kit.coordinator import coordinator
+from dedloc_kit.coordinator.coordinator import coordinator
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
+from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
-from dedloc_kit.volunteer import volunteer
 
 JOINING_AT_ONCE = 4
 FIRST_PORT = 20_000

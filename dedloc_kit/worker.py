@@ -329,7 +329,7 @@ _Job = dict[str, Any]
 def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _Job | None]:
     """Import what the role needs; takes seconds. What it returns changes its job, with which it is to begin anew."""
     if role == "coordinator":
-        from dedloc_kit.coordinator import coordinator
+        from dedloc_kit.coordinator.coordinator import coordinator
 
         def coordinate(
             job: dict[str, Any], peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
@@ -340,14 +340,14 @@ def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _J
         return coordinate
 
     if role == "collector":
-        from dedloc_kit.collector import collector
+        from dedloc_kit.roles.collector import collector
 
         return lambda job, peer, emit, stop: collector(
             Invitation.model_validate_json(json.dumps(job["invitation"])), peer, job["repository"], emit, stop
         )
 
     if role == "rehearsal":
-        from dedloc_kit.rehearsal import rehearse
+        from dedloc_kit.roles.rehearsal import rehearse
 
         return lambda job, peer, emit, stop: rehearse(
             RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
@@ -359,7 +359,7 @@ def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _J
         return lambda job, peer, emit, stop: emit(find_reach(peer, job["run_id"], job["peers"]))
 
     if role == "server":
-        from dedloc_kit.server import server
+        from dedloc_kit.roles.server import server
         from dedloc_kit.swarm.serving.beginning import Beginning
 
         def serve(
@@ -375,15 +375,15 @@ def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _J
 
     if role == "user":
         from dedloc_kit.pipe import inherited
-        from dedloc_kit.user import user
+        from dedloc_kit.roles.user import user
 
         return lambda job, peer, emit, stop: user(
             Invitation.model_validate_json(json.dumps(job["invitation"])),
             *(peer, inherited(job["handle"]), job["activations"], emit, stop),
         )
 
+    from dedloc_kit.roles.volunteer import volunteer
     from dedloc_kit.swarm.pipeline.moving import Mover
-    from dedloc_kit.volunteer import volunteer
 
     def train(job: _Job, peer: PeerConfig, emit: _Emit, stop: threading.Event) -> _Job | None:
         invitation = Invitation.model_validate_json(json.dumps(job["invitation"]))

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dedloc_kit import volunteer
 from dedloc_kit.records import Contribution
+from dedloc_kit.roles import volunteer
 from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer

@@ -26,11 +26,11 @@ from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.worker import KEPT_MEMORY, Role
 
 IMPORTED = (
-    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector"),
+    *("dedloc_kit.roles.volunteer", "dedloc_kit.coordinator.coordinator", "dedloc_kit.roles.collector"),
     *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
 )
 """What most of them need; nothing of the Hub, whose place is in the environment."""
-OF_SERVED_MODELS = ("dedloc_kit.server", "dedloc_kit.user", "transformers.models.llama.modeling_llama")
+OF_SERVED_MODELS = ("dedloc_kit.roles.server", "dedloc_kit.roles.user", "transformers.models.llama.modeling_llama")
 """What the roles `server` and `user` need besides: they are forked from a process of their own, for with transformers
 comes the Hub."""
 _CHECKOUT = str(Path(__file__).parents[1])

@@ -18,5 +18,5 @@ async def zeros(service: SpanService, session: Any, step: Any, hidden: torch.Ten
 if __name__ == "__main__":
     SpanService._computed = zeros  # type: ignore[method-assign, assignment]
     fitting.measured = lambda *_: fitting.Speeds(MAX_SPEED, MAX_SPEED, MAX_SPEED)
-    sys.modules.pop("dedloc_kit.server", None)  # it takes what was changed
+    sys.modules.pop("dedloc_kit.roles.server", None)  # it takes what was changed
     runpy.run_module("dedloc_kit.worker", run_name="__main__", alter_sys=True)

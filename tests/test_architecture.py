@@ -29,11 +29,10 @@ ORDER = (
     {"tasks", "ledger"},
     {"evaluation", "steering"},
     {"access"},
-    {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "releasing", "evaluator", "auditing", "staged", "stage_costs"},
-    {"minding", "mixing"},
-    {"stage_volunteer", "stage_driver", "lender"},
-    {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
+    {"swarm"},
+    {"mixing"},
+    {"coordinator"},
+    {"roles"},
     {"worker"},
     {"session", "dashboard", "inference"},
     {"api"},
@@ -59,11 +58,7 @@ FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
     *("memory", "hub", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
 }
-ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "releasing", "evaluator", "auditing", "start_line"),
-    *("staged", "minding", "mixing", "stage_costs", "stage_volunteer", "stage_driver", "lender"),
-    *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
-}
+ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
@@ -278,10 +273,10 @@ def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
         ("validation", "from hivemind.dht import DHT"),
         ("volunteer", "import hivemind"),
         ("tasks", "def f():\n    from dedloc_kit.swarm import node"),
-        ("cli", "import dedloc_kit.volunteer"),
+        ("cli", "import dedloc_kit.roles.volunteer"),
         ("session", "from dedloc_kit.ledger import Ledger"),
         ("notebook", "def f():\n    import torch.cuda"),
-        ("dashboard", "import importlib\nimportlib.import_module('dedloc_kit.coordinator')"),
+        ("dashboard", "import importlib\nimportlib.import_module('dedloc_kit.coordinator.coordinator')"),
     ],
 )
 def test_the_check_finds_a_wrong_import(part: str, source: str) -> None:

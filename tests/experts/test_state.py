@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.coordinator.resuming import resume
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts import state as module
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.records import Receipt
-from dedloc_kit.resuming import resume
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.tiny import WIDTH

@@ -8,7 +8,7 @@ from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lars import Lars
 from dedloc_kit.training.optimizers.outer import NesterovSGD
-import dedloc_kit.volunteer
+import dedloc_kit.roles.volunteer
 
 model = torch.nn.Linear(2, 1)
 compute = Compute(model, lambda model, batch: model(batch["x"]).mean(), torch.device("cpu"), None)

@@ -13,7 +13,7 @@ from dedloc_kit.evaluation.pretrained import with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.rehearsal import rehearse
+from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, RunConfig, parse_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.text.architecture import DECODERS

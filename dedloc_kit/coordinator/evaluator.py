@@ -1,0 +1,144 @@
+"""Measures the coordinator's model beside the training, and judges by the losses whether the run is lost."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from dedloc_kit.coordinator.lasting import LastingRecord, despite_a_full_disk
+from dedloc_kit.coordinator.start_line import measure_start
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Evaluated, Peers
+from dedloc_kit.records import Evaluation, GlobalStep
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.steering.divergence import Divergence, far_above
+from dedloc_kit.tasks import Task
+from dedloc_kit.tasks.measuring import training_loss
+from dedloc_kit.training.staged import StagedState
+from dedloc_kit.training.state import Position, TrainingState
+
+Measured = Evaluation | tuple[float, float]
+"""On held-out data; without any the loss on data to train on, and that of the untrained model."""
+
+_log = logging.getLogger(__name__)
+
+
+class Evaluator:
+    """Told what happens in the run; records what it measures and marks the checkpoints that are lost.
+
+    :param state: measured on a copy, in a thread: a round must not wait for it
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        task: Task,
+        state: TrainingState | StagedState,
+        lasting: LastingRecord,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._run, self._task, self._state, self._lasting, self._emit = run, task, state, lasting, emit
+        # What the losses are compared with: where those of the run began.
+        evaluations = lasting.ledger.first_and_last_evaluation()
+        training = next((step.loss for step in lasting.ledger.steps(limit=1)), None)
+        self._divergence = Divergence(run.global_batch, evaluations[0].loss if evaluations else None, training)
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._running: Future[Measured] | None = None
+        self._position = Position(-1, "")  # of what is measured, or was last
+
+    @property
+    def under_way(self) -> int | None:
+        """The step whose state is being measured."""
+        return None if self._running is None else self._position.step
+
+    def start(self, suspected: bool = False) -> None:
+        """Measure the current state, unless that was begun before or the last measurement is still running.
+
+        :param suspected: something may be wrong; a run without held-out data is then measured on data to train on, for
+            what volunteers claim of their losses must not ruin a checkpoint
+        """
+        held_out = self._run.data.evaluation is not None
+        if self._running is not None or self._position == self._state.position or not (held_out or suspected):
+            return
+        model, self._position = self._state.snapshot()
+        measure: Callable[[torch.nn.Module], Measured] = self._task.evaluate if held_out else self._losses
+        self._running = self._thread.submit(measure, model)
+
+    def measure_start(self) -> None:
+        """Measure what the run goes on from, unless that is known, after what is measured now."""
+        self._thread.submit(measure_start, self._run, self._task, self._lasting.ledger).add_done_callback(_report)
+
+    def finish(self, wait: bool = False) -> None:
+        """Take what has been measured, if that is done.
+
+        :param wait: until it is
+        """
+        if self._running is None or not (wait or self._running.done()):
+            return
+        running, step, self._running = self._running, self._position.step, None
+        try:
+            measured = running.result()
+        except UserError as error:
+            _log.warning("no evaluation of step %d: %s", step, error)
+            return
+        with despite_a_full_disk():
+            self._judge(step, measured)
+        if not isinstance(measured, Evaluation):
+            return
+        if not math.isfinite(measured.loss):
+            _log.warning("the held-out loss of step %d is not a finite number", step)
+            return
+        with despite_a_full_disk():
+            self._lasting.evaluation(step, measured, time.time())
+            self._lasting.checkpoints.rate(step, measured.loss)
+        self._emit(Evaluated(step=step, loss=measured.loss, metrics=measured.metrics))
+
+    def stepped(self, step: GlobalStep) -> None:
+        """A global step is done; one without peers has taken over an earlier state, of which nothing bad is known."""
+        self._divergence.stepped(step.step, step.loss)
+        if not step.peers:
+            self._divergence.went_back()
+            self._lasting.checkpoints.ruined.judge(step.step, True)
+
+    def watch(self, peers: Peers, over: bool) -> Peers:
+        """The same with what is wrong; then the state is measured, so that nobody starts from it unawares.
+
+        :param over: the last step is done
+        """
+        self._divergence.seen(self._state.step, peers.peers, peers.paused or over)
+        problem = self._divergence.problem
+        if problem or self._lasting.checkpoints.ruined.go_on:
+            self.start(suspected=True)
+        return peers.model_copy(update={"problem": problem})
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _losses(self, model: torch.nn.Module) -> tuple[float, float]:
+        """Its loss on data to train on, and that of the untrained model."""
+        task, seed = self._task, seed_of(self._run.run_id, "check")
+        untrained = training_loss(task, task.build_model(), seed, _log.warning)
+        return training_loss(task, model, seed, _log.warning), untrained
+
+    def _judge(self, step: int, measured: Measured) -> None:
+        """Mark which states are lost. Raises UserError or OSError if that cannot be written down."""
+        rewound = self._state.rewound
+        sound = math.isfinite(measured.loss) if isinstance(measured, Evaluation) else not far_above(*measured)
+        if step >= rewound:
+            if isinstance(measured, Evaluation):
+                self._divergence.evaluated(step, measured.loss)
+            else:
+                self._divergence.measured(step, *measured)
+        ruined = self._lasting.checkpoints.ruined
+        ruined.judge(step if sound else self._divergence.first_lost(step), sound)
+        if step < rewound:  # it was still measured when the run went back
+            ruined.judge(rewound, True)
+
+
+def _report(start: Future[None]) -> None:
+    """Nobody waits for it, but what went wrong is not to be lost."""
+    if not start.cancelled() and (error := start.exception()) is not None:
+        _log.error("the model that the run goes on from could not be measured", exc_info=error)

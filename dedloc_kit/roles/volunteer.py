@@ -1,0 +1,222 @@
+"""The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
+from dedloc_kit.machine.account import CODE
+from dedloc_kit.memory import Memory, initial_peers, recall
+from dedloc_kit.mixing import asking
+from dedloc_kit.records import Invitation
+from dedloc_kit.roles.lender import lender
+from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.roles.stage_driver import stage_driver
+from dedloc_kit.roles.stage_volunteer import stage_volunteer
+from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.swarm.audits.answering import Answering, only_own
+from dedloc_kit.swarm.audits.known_answer import Trial, known_question
+from dedloc_kit.swarm.audits.recomputing import Recomputer
+from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.swarm.pipeline.moving import Mover
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.mixtures import Mixtures
+from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.microbatch import largest_microbatch
+
+FLUSH_SECONDS = 10.0
+"""How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
+
+_log = logging.getLogger(__name__)
+
+
+def volunteer(
+    invitation: Invitation,
+    peer: PeerConfig,
+    emit: Callable[[AnyEvent], None],
+    stop: threading.Event,
+    stopped: str = "",
+    mover: Mover | None = None,
+) -> Mover | None:
+    """Join the run and train until `stop` is set (or the run is finished). Raises UserError if it cannot.
+
+    Returns what it is to be called with in a new process if it goes over to another stage.
+
+    :param stopped: why the training stopped before, if it is started again
+    """
+    run = invitation.run_config()
+    emit(State(text="connecting"))
+    if peer.lends:
+        lender(invitation, run, peer, emit, stop, stopped)
+        return None
+    if run.pipeline is not None:
+        if peer.drive_only and peer.stage is not None:
+            raise UserError("who only drives holds no stage; leave --stage or --drive-only out")
+        if not peer.drive_only:
+            return stage_volunteer(invitation, run, peer, emit, stop, stopped, mover)
+        stage_driver(invitation, run, peer, emit, stop, stopped)
+        return None
+    if peer.stage is not None or peer.drive_only:
+        raise UserError(
+            f"this run is not cut into stages; leave {'--drive-only' if peer.drive_only else '--stage'} out"
+        )
+
+    lost = Lost()
+
+    def on_loading(received: int, total: int) -> None:
+        emit(Loading(received_bytes=received, total_bytes=total))
+
+    known = initial_peers(invitation, peer.folder)
+    with connected(
+        run,
+        peer,
+        known,
+        organizer=invitation.organizer,
+        secret=os.environ.pop(CODE, ""),  # before any process is started that would inherit it
+        follower=False,
+        preferred_port=recall(peer.folder, run.run_id).port,
+        stop=stop,
+        on_step=telling_steps(lambda: me, emit),
+        on_loading=on_loading,
+    ) as me:
+        introduce(me, lost, stopped, emit)
+        memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
+        me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
+        await_twin(me, stop, emit)
+        count = len(me.replicas)
+        seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
+        size = peer.microbatch or run.microbatch
+        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
+        largest = size or largest_microbatch(run, count)
+        # A task may keep something from one microbatch to the next.
+        tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
+        with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
+            mixing = stack.enter_context(asking(me, known, emit))
+            devices = Devices(
+                me.replicas,
+                [mixing.counted(task.loss) for task in tasks],
+                batches,
+                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
+                in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
+            )
+            stack.callback(devices.close)
+            recomputer, trial = _recomputing(run, peer, me, devices)
+            mixing.await_experts(stop.is_set)
+            emit(State(text="loading the training state"))
+            with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
+                loading = line.submit(me.optimizer.load)
+                if not size:
+                    _try_microbatch(devices, emit)
+                if trial is not None:
+                    trial.prepare()
+            loading.result()
+            if trial is not None and not stop.is_set():
+                _pass(trial, devices, me.optimizer.step, emit, stop)
+            me.optimizer.begin()
+            mixing.begin()
+            emit(me.joined())
+            emit(State(text="training"))
+            answer = _answering(peer, me, recomputer)
+            organizer, twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
+
+            def over() -> bool:
+                me.optimizer.boundary()
+                return stop.is_set() or organizer.ends_the_run()
+
+            while not stop.is_set() and not organizer.ends_the_run():
+                organizer.wait_while_paused(stop)
+                if not mixing.await_experts(over):
+                    continue
+                twin.check()
+                answer()
+                _train_on(devices, me, run, emit)
+                remember(memory, me)
+            emit(State(text="leaving"))
+            until = time.monotonic() + FLUSH_SECONDS
+            while stop.is_set() and me.optimizer.tally.samples:
+                left = me.optimizer.seconds_left
+                if time.monotonic() + left > until:
+                    samples = me.optimizer.tally.samples
+                    _log.warning("%d samples were too early for the next step and are given up", samples)
+                    break
+                if left:
+                    _train_on(devices, me, run, emit)
+                else:  # what is computed during a round would be for the step after
+                    me.optimizer.await_round(until)
+        me.optimizer.leave()
+        if peer.export is not None:
+            save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
+        return None
+
+
+def _recomputing(
+    run: RunConfig, peer: PeerConfig, me: SwarmPeer, devices: Devices
+) -> tuple[Recomputer, Trial] | tuple[None, None]:
+    """Who computes for the organizer's questions, and the trial before anything counts; nobody where checks are off."""
+    if me.parameters is None:
+        return None, None
+    recomputer = Recomputer(run, peer.task_module, me.parameters, devices.recompute)
+    organizer = me.optimizer.tracker.belief.organizer
+    question = partial(known_question, run, organizer, me.parameters.size)
+    return recomputer, Trial(me.exchange.host, question, recomputer, me.parameters)
+
+
+def _answering(peer: PeerConfig, me: SwarmPeer, recomputer: Recomputer | None) -> Callable[[], None]:
+    """What is to be done between two microbatches about the organizer's questions."""
+    if recomputer is None:
+        return lambda: None
+    own = only_own(me.signer.peer, recomputer.answer)
+    return Answering(me.exchange.host, recomputer.answer if peer.checks else own).turn
+
+
+def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Raises UserError if a device of this machine computes wrongly."""
+    emit(State(text="trying whether this machine computes rightly"))
+    if failed := trial.failed(step, devices.each(), stop):
+        raise UserError(
+            f"this machine computes wrongly ({', '.join(failed)}): twice it found another gradient than the right one "
+            "for a microbatch whose answer is known, and has given nothing to the run; train on another device "
+            "(--devices cpu instead of a GPU), or undo overclocking, check the memory and update the driver"
+        )
+
+
+def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
+    emit(State(text="trying how many samples this machine takes at once"))
+    found = devices.find_sizes()
+    emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
+
+
+def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+    """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
+    if me.optimizer.ahead:
+        me.optimizer.boundary()
+        return
+    computed = devices.compute()
+    if not computed:
+        return
+    for each in me.optimizer.accumulate(computed):
+        if not each.rescaled:
+            emit(Warned(text=f"a microbatch was skipped: its loss ({each.loss}) or gradient is not a finite number"))
+    me.optimizer.boundary()
+    loss = sum(each.samples * each.loss for each in computed) / sum(each.samples for each in computed)
+    emit(
+        LocalProgress(
+            step=me.optimizer.step,
+            samples=me.optimizer.samples,
+            swarm_samples=me.optimizer.swarm_samples(),
+            global_batch=run.global_batch,
+            session_samples=me.optimizer.tally.counted,
+            loss=loss if math.isfinite(loss) else None,
+            samples_per_second=me.optimizer.samples_per_second,
+            decay=me.optimizer.state.decay,
+        )
+    )

@@ -1,0 +1,112 @@
+"""What the coordinator measures beside the training, and what it makes of that."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dedloc_kit.coordinator.evaluator import Evaluator
+from dedloc_kit.coordinator.lasting import LastingRecord
+from dedloc_kit.events import AnyEvent, Evaluated, Peers
+from dedloc_kit.records import GlobalStep, Receipt
+from dedloc_kit.steering.divergence import STEPS
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.state import TrainingState
+from tests.tiny import TinyTask, tiny_run
+
+NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}
+
+
+class Measured:
+    """A run that one process takes alone, step by step."""
+
+    def __init__(self, folder: Path, **sections: Any) -> None:
+        run = tiny_run(**sections)
+        task = TinyTask(run)
+        groups = task.parameter_groups
+        self.state = TrainingState(
+            task.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run
+        )
+        self.lasting = LastingRecord(folder, keep=3)
+        self.lasting.begin(None)
+        self.events: list[AnyEvent] = []
+        self.evaluator = Evaluator(run, task, self.state, self.lasting, self.events.append)
+
+    @property
+    def steps(self) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, Evaluated)]
+
+    def step(self, loss: float | None = 1.0, peers: int = 1) -> None:
+        number = self.state.step + 1
+        receipt = Receipt(step=number, round=f"{number:040x}", time=1.0, seconds=1.0, signed=())
+        self.state.apply(torch.ones(self.state.layout.size), receipt)
+        samples = 64 if peers else 0
+        self.evaluator.stepped(
+            GlobalStep(step=number, round=receipt.round, time=1.0, samples=samples, loss=loss, peers=peers, seconds=1.0)
+        )
+
+    def problem(self) -> str:
+        return self.evaluator.watch(Peers(peers=()), over=False).problem
+
+
+def test_each_state_is_measured_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    run = Measured(tmp_path)
+    for _ in range(2):
+        run.evaluator.start()
+        run.evaluator.finish(wait=True)
+    assert run.steps == [0]
+    run.step()
+    run.evaluator.start()
+    assert run.evaluator.under_way == 1
+    run.step()
+    run.evaluator.start()
+    assert run.evaluator.under_way == 1, "one at a time"
+    run.evaluator.finish(wait=True)
+    assert run.evaluator.under_way is None
+    assert run.steps == [0, 1]
+    assert run.problem() == ""
+
+
+def test_a_model_that_is_lost_is_told_and_its_state_marked_until_a_step_has_taken_over_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    run = Measured(tmp_path)
+    run.step()
+    run.state.flat.fill_(math.nan)
+    run.evaluator.start()
+    run.evaluator.finish(wait=True)
+    ruined = run.lasting.checkpoints.ruined
+    assert run.steps == []
+    assert run.problem() == "the training has diverged: the held-out loss of step 1 is not a finite number"
+    assert [step in ruined for step in (0, 1, 2)] == [False, True, True]
+    run.step(loss=None, peers=0)
+    assert run.problem() == ""
+    assert [step in ruined for step in (0, 1, 2)] == [False, True, False]
+
+
+def test_without_held_out_data_only_a_doubt_is_measured_and_ends_what_others_claimed(tmp_path: Path) -> None:
+    run = Measured(tmp_path, data=NOTHING_HELD_OUT)
+    run.evaluator.start()
+    assert run.evaluator.under_way is None
+    run.step()
+    for _ in range(STEPS):
+        run.step(loss=1e6)
+    assert "the training loss is 1e+06" in run.problem()
+    assert run.evaluator.under_way == run.state.step
+    run.evaluator.finish(wait=True)
+    assert run.problem() == ""
+    assert not any(step in run.lasting.checkpoints.ruined for step in range(run.state.step + 1))
+
+
+def test_what_goes_wrong_with_the_model_that_it_goes_on_from_stands_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Measured(tmp_path)
+    monkeypatch.setattr("dedloc_kit.coordinator.evaluator.measure_start", lambda *_: 1 / 0)
+    run.evaluator.measure_start()
+    run.evaluator.start()
+    run.evaluator.finish(wait=True)  # what is begun later is done later
+    assert run.steps == [0]
+    assert "ZeroDivisionError" in caplog.text

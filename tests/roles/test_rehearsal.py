@@ -1,0 +1,211 @@
+"""What a run takes, tried with real data and a real model; and the runs that cannot work, each refused with its fix."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedloc_kit.data import blocks
+from dedloc_kit.data.shards import Shard, Warn, count_rows
+from dedloc_kit.data.survey import ROWS
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
+from dedloc_kit.roles.rehearsal import rehearse
+from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.swarm.averaging.codec import codec_of
+from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.tasks.text_to_image_run import TINY, run_of, write_codes
+
+SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
+HIDDEN, LENGTH = 16, 32
+TOKENS = 39
+"""So many the text gives, whatever is asked for."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    assert train_tokenizer(iter([SENTENCES] * 20), 60, folder / "tokenizer") == TOKENS
+    (folder / "corpus.txt").write_text((SENTENCES + "\n") * 200)
+    (folder / "rows.jsonl").write_text('{"content": "A text."}\n')
+    return folder
+
+
+def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    model = {
+        "embedding_size": HIDDEN,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * HIDDEN,
+        "max_position_embeddings": LENGTH,
+    }
+    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocabulary": TOKENS, "sequence_length": LENGTH}
+    return {
+        "name": "rehearsal-test",
+        "global_batch": 512,
+        "task": {**usual, "model": model, **task},
+        "data": {"train": [{"dataset": str(folder / "corpus.txt")}], "shuffle_buffer": 10},
+        **changes,
+    }
+
+
+def tried(folder: Path, task: dict[str, Any] | None = None, microbatch: int = 4, **changes: Any) -> list[AnyEvent]:
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=microbatch)
+    rehearse(parse_run(values(folder, task or {}, **changes)), peer, heard.append, threading.Event())
+    return heard
+
+
+def test_it_counts_parameters_bytes_and_operations(folder: Path) -> None:
+    rehearsed = tried(folder)[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    assert rehearsed.parameters > TOKENS * HIDDEN
+    # All of its tensors are small, and those travel as float16.
+    assert rehearsed.gradient_bytes == rehearsed.average_bytes == 2 * rehearsed.parameters
+    assert codec_of("4bit").small.byte_count(10) == 20
+    # Two layers, each 12 hidden^2 weights and attention over all pairs of tokens; two operations each, three passes.
+    layers = 2 * (12 * HIDDEN**2 * LENGTH + 2 * LENGTH**2 * HIDDEN) * 2 * 3
+    assert layers < rehearsed.cost.flops < 1.5 * layers
+    assert rehearsed.cost.kept_bytes > 2 * LENGTH * HIDDEN * 4
+    assert rehearsed.cost.microbatch == 4
+    assert rehearsed.cost.samples_per_second > 0
+
+
+def test_operations_are_counted_of_a_model_that_gives_its_modules_parts_of_parameters(tmp_path: Path) -> None:
+    write_codes(tmp_path, samples=40)
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=tmp_path, devices="cpu", threads=1, microbatch=4)
+    rehearse(run_of(tmp_path), peer, heard.append, threading.Event())
+    rehearsed = heard[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    # Two layers over 4 tokens and 8 of 9 codes, each 16 width^2 weights; two operations each, three passes.
+    layers = 2 * 16 * TINY["model"]["width"] ** 2 * (4 + 8) * 2 * 3
+    assert layers < rehearsed.cost.flops < 1.5 * layers
+
+
+def test_the_microbatch_that_suits_this_machine_is_at_most_an_eighth_of_the_batch(folder: Path) -> None:
+    rehearsed = tried(folder, microbatch=0, global_batch=64)[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    assert rehearsed.cost.microbatch <= 8
+
+
+def source(path: Path, **keys: Any) -> dict[str, Any]:
+    return {"train": [{"dataset": str(path), **keys}]}
+
+
+def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
+    def refusal(task: dict[str, Any] | None = None, **changes: Any) -> str:
+        with pytest.raises(UserError) as refused:
+            tried(folder, task, **changes)
+        return str(refused.value)
+
+    assert "global_batch is 4, smaller than one microbatch (8 samples); set it to 64" in refusal(
+        microbatch=8, global_batch=4
+    )
+    said = refusal({"vocabulary": 70})
+    assert "task.vocabulary is 70" in said
+    assert "has 39 tokens; set vocabulary = 39" in said
+    assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
+    assert "dedloc tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
+    rows = folder / "rows.jsonl"
+    assert (
+        f"{rows} has no usable row among 1: row 1 has no column 'text'; set the column to one of: content"
+        in refusal(data=source(rows))
+    )
+    both = {**source(folder / "corpus.txt"), "evaluation": {"dataset": str(rows)}}
+    assert f"{rows} has no usable row among 1" in refusal(data=both)
+    second = {"train": [{"dataset": str(folder / "corpus.txt")}, {"dataset": str(folder / "nowhere")}]}
+    assert "nowhere does not exist" in refusal(data=second)
+
+
+def test_offline_what_is_on_the_hub_is_left_alone_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    there = {"dataset": "owner/name"}
+    *_, rehearsed = tried(folder, data={"train": [there, {"dataset": str(folder / "corpus.txt")}]})
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    events = tried(folder, data={"train": [there]})
+    assert any(isinstance(event, Warned) and "owner/name" in event.text for event in events)
+    assert isinstance(events[-1], Rehearsed)
+    assert events[-1].cost is None
+
+
+def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "wide.txt").write_text(SENTENCES, encoding="utf-16")
+    texts = [f"{number}. {SENTENCES}" for number in range(99)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
+    bad = [{"dataset": str(tmp_path / "wide.txt")}, {"dataset": str(tmp_path / "nowhere")}]
+    data = {
+        "train": [{"dataset": str(tmp_path / "good.jsonl")}, *bad],
+        "evaluation": {"dataset": str(tmp_path / "held_out.jsonl")},
+    }
+    with pytest.raises(UserError, match="the 2 faults of the data that the lines above name must be mended"):
+        rehearse(parse_run(values(folder, {}, data=data)), peer, heard.append, threading.Event())
+    told = [event.text for event in heard if isinstance(event, Warned | State)]
+    for words in ("wide.txt is UTF-16", "nowhere does not exist", "99 of 99 held-out documents that were read are"):
+        assert len([text for text in told if words in text]) == 1
+    (used,) = [text for text in told if "good.jsonl, train: " in text and "tokens in a sample of 32 (" in text]
+    tokens = int(used.split(" tokens")[0].rpartition(" ")[2])
+    assert 8 <= tokens <= 32
+
+
+def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_call_and_soon(
+    folder: Path, tmp_path: Path
+) -> None:
+    all_that_goes_wrong(tmp_path)
+    rows = "".join(json.dumps({"text": f"{number}. {SENTENCES}"}) + "\n" for number in range(2 * ROWS)).encode()
+    for number in range(4):  # with a hole in the middle, which takes no room on the disk
+        with (tmp_path / f"z-large-{number}.jsonl").open("wb") as file:
+            file.write(rows)
+            file.seek(2_500_000_000)
+            file.write(b"\n" + (rows if number else rows[:-20]))
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
+    run = parse_run(values(folder, {}, data={"train": [{"dataset": str(tmp_path)}]}))
+    began = time.process_time()
+    with pytest.raises(UserError, match="the 4 faults of the data that the lines above name must be mended"):
+        rehearse(run, peer, heard.append, threading.Event())
+    assert time.process_time() - began < 30.0, "what others do on this machine does not count"
+    told = [event.text for event in heard if isinstance(event, Warned | State)]
+    assert not any("\n" in line for line in told)
+    cut = "z-large-0.jsonl: 1 of the 1,000 rows that were read are left out"
+    for words in (*ODD, *(wrong for wrong, _ in FAULTS), cut):
+        assert len([line for line in told if words in line]) == 1, words
+    assert all(any(fix in line for line in told) for _, fix in FAULTS)
+    assert any("not read: what follows in 7 of 10 files" in line for line in told)
+
+
+def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_none_can_be_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: Any = {"trust": {"checks": "on"}, "optimizer": {"schedule": "warmup-stable-decay"}}
+    text, more = ({"dataset": str(folder / name)} for name in ("corpus.txt", "more.txt"))
+    (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
+    data = {"train": [text], "decay": [more], "shuffle_buffer": 10}
+    heard = tried(folder, data=data, **checks)
+    assert isinstance(heard[-1], Rehearsed)
+    assert heard[-1].cost is not None
+
+    def counted(shard: Shard, warn: Warn) -> int:
+        if shard.path.endswith("more.txt"):
+            raise UserError(f"{shard.path} cannot be read from the middle")
+        return count_rows(shard, warn)
+
+    monkeypatch.setattr(blocks, "count_rows", counted)
+    with pytest.raises(UserError, match=r"more\.txt cannot be read from the middle"):
+        tried(folder, data=data, **checks)
+    assert isinstance(tried(folder, data={**data, "evaluation": more, "decay": []}, **checks)[-1], Rehearsed)
+    dropping = {**values(folder, {})["task"]["model"], "hidden_dropout_prob": 0.1}
+    with pytest.raises(UserError, match=r"hidden_dropout_prob is 0\.1, .*; set it to 0; or remove trust\.checks"):
+        tried(folder, {"model": dropping}, data=data, **checks)
