@@ -1,4 +1,4 @@
-"""What does a mixture of experts learn, and are its experts used alike?
+"""What does a mixture of experts learn, are its experts used alike, and what do slow and failing hosts cost it?
 
     python -m benchmarks.experts                     # smoke.toml, with the demo's text where its own is not
     python -m benchmarks.experts --run RUN.toml --overrides FILE.toml --seeds 0 1 2
@@ -8,7 +8,9 @@ All in one process, by the plain loop (`lib/mixture.py`), every way on the same 
 - the mixture as the run has it;
 - `dense`: the same run without `[experts]`, whose feed-forward networks have as many channels as the experts that a
   token goes to have together, so that a token costs as many operations (the gates aside);
-- `without the term`: the mixture with `experts.balance = 0`.
+- `without the term`: the mixture with `experts.balance = 0`;
+- `hosts`: the mixture, whose experts are at hosts; tokens and gradients travel in 8 bits (`lib/simulated_hosts.py`);
+- `slow`, `slower`: the same with 300 ms, or a second, added to each call, and one call in ten never answered.
 
 Balance is how many tokens the most used expert of a layer gets, over the mean, in the last steps together.
 """
@@ -19,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,8 +31,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.experts.bank import Bank
-from dedloc_kit.experts.calls import Answers, Cell, Ticket
+from benchmarks.lib.simulated_hosts import Trouble, simulated
+from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
@@ -40,28 +43,32 @@ MICROBATCH = 16
 LAST = 100
 """Steps over which balance is measured."""
 MIXTURE, DENSE, WITHOUT = "mixture", "dense", "without the term"
+HOSTS, SLOW, SLOWER = "hosts", "slow", "slower"
+TROUBLES = {HOSTS: Trouble(), SLOW: Trouble(0.3, 0.1), SLOWER: Trouble(1.0, 0.1)}
+BESIDE = {HOSTS: MIXTURE, SLOW: HOSTS, SLOWER: HOSTS, MIXTURE: DENSE}
+"""With which way the held-out loss of a way is compared."""
 _ROW = "{:>6}{:>20}{:>16}{:>24}{:>10}"
 
 
 class Counted:
-    """The experts of a bank, and how many tokens each is asked for."""
+    """Experts, and how many tokens each is asked for."""
 
-    def __init__(self, bank: Bank) -> None:
-        self._bank = bank
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
         self.tokens: dict[int, Tensor] = {}
 
     def alive(self, layer: int) -> Tensor:
-        return self._bank.alive(layer)
+        return self._experts.alive(layer)
 
     def forward(self, layer: int, inputs: Mapping[Cell, Tensor], keep: bool) -> Answers:
         if keep:
-            counted = self.tokens.setdefault(layer, torch.zeros(self._bank.alive(layer).shape))
+            counted = self.tokens.setdefault(layer, torch.zeros(self._experts.alive(layer).shape))
             for cell, given in inputs.items():
                 counted[cell] += len(given)
-        return self._bank.forward(layer, inputs, keep)
+        return self._experts.forward(layer, inputs, keep)
 
     def backward(self, layer: int, ticket: Ticket, gradients: Mapping[Cell, Tensor]) -> Mapping[Cell, Tensor]:
-        return self._bank.backward(layer, ticket, gradients)
+        return self._experts.backward(layer, ticket, gradients)
 
     def most_over_mean(self) -> float:
         """Of the layer where it is largest; counts anew from here."""
@@ -88,30 +95,40 @@ def ways(run: RunConfig) -> dict[str, RunConfig]:
     model = {**run.task.options.get("model", {}), "intermediate_size": run.experts.chosen * run.experts.hidden}
     dense: dict[str, Any] = {**values, "experts": None, "task": {**values["task"], "model": model}}
     without = {**values, "experts": {**values["experts"], "balance": 0.0}}
-    return {MIXTURE: run, DENSE: parse_run(dense), WITHOUT: parse_run(without)}
+    return {MIXTURE: run, DENSE: parse_run(dense), WITHOUT: parse_run(without), **dict.fromkeys(TROUBLES, run)}
 
 
 def learn(run: RunConfig, way: str, steps: int) -> Learned:
     """Train for so many steps."""
     task = create_task(run)
     loop = PlainLoop(run, task)
-    counted = None
-    if loop.bank is not None:
-        connect(loop.model, counted := Counted(loop.bank))
     # One seed for all ways, whatever the runs are called.
     batches = task.batches(MICROBATCH, seed_of("benchmark", run.seed), print)
-    began = time.process_time()
-    for step in range(steps):
-        if counted is not None and step == steps - LAST:
-            counted.tokens.clear()
-        loop.take(_global_batch(batches, run.global_batch))
+    began, counted, before = time.process_time(), None, _nothing
+    with ExitStack() as stack:
+        if loop.bank is not None:
+            asked: Experts = loop.bank
+            if way in TROUBLES:
+                hosts = stack.enter_context(simulated(run, loop.bank, "8bit", TROUBLES[way]))
+                asked, before = hosts.experts, hosts.microbatch_begins
+            connect(loop.model, counted := Counted(asked))
+        for step in range(steps):
+            if counted is not None and step == steps - LAST:
+                counted.tokens.clear()
+            loop.take(_global_batch(batches, run.global_batch), before)
     seconds = time.process_time() - began
+    if loop.bank is not None:
+        connect(loop.model, loop.bank)
     balance = counted.most_over_mean() if counted is not None else None
     return Learned(run.seed, way, task.evaluate(loop.model).loss, balance, round(seconds, 1))
 
 
 def _global_batch(batches: Iterator[Batch], samples: int) -> list[Batch]:
     return list(islice(batches, samples // MICROBATCH))
+
+
+def _nothing() -> None:
+    pass
 
 
 def main() -> int:
@@ -121,7 +138,9 @@ def main() -> int:
     base = load_run(options.run, options.overrides) if given else prepare_demo("experts", home() / "demo" / "experts")
     if base.global_batch % MICROBATCH:
         sys.exit(f"the run's global_batch must be a multiple of {MICROBATCH}")
-    steps, found = options.steps or base.optimizer.total_steps, []
+    if options.steps:
+        base = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"total_steps": options.steps})})
+    steps, found = base.optimizer.total_steps, list[Learned]()
     print(_ROW.format("seed", "", "held-out loss", "most used over mean", "CPU s"))
     for seed in options.seeds:
         for way, run in ways(base.model_copy(update={"seed": seed})).items():
@@ -132,7 +151,20 @@ def main() -> int:
             print(_ROW.format(seed, way, f"{each.held_out:.4f}", balance, each.seconds), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(summary(found, steps), indent=1) + "\n")
+    for told, ratio in summary(found, steps)["over"].items():
+        print(f"held-out loss, {told}: {ratio:.3f}")
     return 0
+
+
+def over(found: list[Learned], way: str, other: str) -> float | None:
+    """The held-out loss of one way over that of another: the median over the seeds that both have."""
+    held_out = {(each.seed, each.way): each.held_out for each in found}
+    ratios = [
+        loss / held_out[seed, other]
+        for (seed, its), loss in held_out.items()
+        if its == way and (seed, other) in held_out
+    ]
+    return round(statistics.median(ratios), 4) if ratios else None
 
 
 def summary(found: list[Learned], steps: int) -> dict[str, Any]:
@@ -146,8 +178,8 @@ def summary(found: list[Learned], steps: int) -> dict[str, Any]:
         "steps": steps,
         "most_used_over_mean": median(MIXTURE, "most_used_over_mean"),
         "most_used_over_mean_without": median(WITHOUT, "most_used_over_mean"),
-        "held_out": median(MIXTURE, "held_out"),
-        "held_out_dense": median(DENSE, "held_out"),
+        "held_out": {way: median(way, "held_out") for way in dict.fromkeys(each.way for each in found)},
+        "over": {f"{way} over {other}": ratio for way, other in BESIDE.items() if (ratio := over(found, way, other))},
         "learned": [asdict(each) for each in found],
     }
 
@@ -157,8 +189,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="with [experts]; default: the recipe's small form")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="train once with each")
-    parser.add_argument("--steps", type=int, help="global steps; default: the run's")
-    parser.add_argument("--ways", nargs="+", choices=[MIXTURE, DENSE, WITHOUT], default=[MIXTURE, DENSE, WITHOUT])
+    parser.add_argument("--steps", type=int, help="global steps, after which the rate is zero; default: the run's")
+    known = [MIXTURE, DENSE, WITHOUT, *TROUBLES]
+    parser.add_argument("--ways", nargs="+", choices=known, default=known, metavar="WAY", help="%(choices)s")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     return parser.parse_args()

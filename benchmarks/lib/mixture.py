@@ -1,6 +1,6 @@
 """Training in one process, without any code of the swarm: the trunk, and all experts of a run that has some."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,10 +32,14 @@ class PlainLoop:
             self.bank.hold_all()
             connect(self.model, self.bank)
 
-    def take(self, batches: Sequence[Batch]) -> float:
-        """A global step over these microbatches; returns the mean loss."""
+    def take(self, batches: Sequence[Batch], before: Callable[[], object] = lambda: None) -> float:
+        """A global step over these microbatches; returns the mean loss.
+
+        :param before: called before each of them
+        """
         total, mean = sum(map(samples_in, batches)), 0.0
         for batch in batches:
+            before()
             samples = samples_in(batch)
             share = samples / total
             # The experts weight gradients by samples themselves, as they do for trainers that know of no total yet.
