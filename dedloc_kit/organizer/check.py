@@ -16,16 +16,15 @@ from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
+from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.prediction import DAY, HERE, Helpers, Prediction, Volunteers, fits, predict, volunteers_rate
-from dedloc_kit.run import ExpertsConfig, RunConfig, Source, parse_peer
+from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01
 WEEKEND = 2 * DAY
-EXPERT_BYTES = 28
-"""For each of an expert's parameters: itself, two moments, a gradient, and the copy that becomes a checkpoint."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -35,6 +34,7 @@ def check(
     *,
     coordinator_line: float,
     helpers: Sequence[Helpers] = (),
+    hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
     **settings: object,
@@ -43,10 +43,13 @@ def check(
 
     :param coordinator_line: bytes per second in each direction
     :param helpers: who lend a line; not to a run in stages
+    :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
+    if hosts and run.experts is None:
+        raise UserError("--hosts are of a run with [experts]; leave them out")
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
     if run.data.decay:
@@ -56,6 +59,9 @@ def check(
     console.print(f"\n{run.run_id}", style="bold")
     for line in describe(run, rehearsed):
         console.print(line)
+    if run.experts is not None:
+        for line in describe_hosts(run, hosts, volunteers, coordinator_line):
+            console.print(line)
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
@@ -110,7 +116,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a helper      {size(lender_memory_needed(parameters, state))} of memory at most, and no GPU (dedloc lend)",
     ]
     if run.experts is not None:
-        lines.append(_describe_experts(run.experts))
+        lines += describe_experts(run, parameters)
     cost = rehearsed.cost
     if cost is not None:
         lines += [
@@ -131,16 +137,6 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
             f"it; put it on the Hub (dedloc {command} RUN.toml --shards --push OWNER/NAME)"
         )
     return lines
-
-
-def _describe_experts(settings: ExpertsConfig) -> str:
-    rows, columns = settings.grid
-    experts = len(settings.layers) * rows * columns
-    parameters = experts * 3 * settings.width * settings.hidden
-    return (
-        f"experts       {count(experts, 'network')} of {parameters / 1e6:,.1f} million parameters in all beside the "
-        f"model, which the organizer's machine holds: {size(EXPERT_BYTES * parameters)} of memory there"
-    )
 
 
 def _describe_start(start: GoingOn) -> list[str]:

@@ -27,6 +27,13 @@ def add(commands: Commands) -> None:
         help="who lends a line (dedloc lend): COUNT@LINE and so on, such as 3@1gbit; default: nobody",
     )
     parser.add_argument(
+        "--hosts",
+        default="",
+        metavar="MIX",
+        help="of a run with experts, who host them (dedloc join --host): COUNTxMEMORY@LINE and so on, such as "
+        "10x8GB@50mbit; default: the organizer's machine alone",
+    )
+    parser.add_argument(
         "--compare",
         action="append",
         default=[],
@@ -42,6 +49,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.organizer.check import check
+    from dedloc_kit.organizer.experts import read_hosts
     from dedloc_kit.organizer.prediction import read_helpers, read_line, read_volunteers
 
     check(
@@ -49,6 +57,7 @@ def run(options: argparse.Namespace) -> None:
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
         helpers=read_helpers(options.helpers),
+        hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,
         devices=options.devices,
