@@ -124,6 +124,20 @@ MUTATIONS = (
         "tests/experts/test_state.py -k measured",
     ),
     Mutation(
+        "a model with experts is written without being tried",
+        "tasks/text/stock.py",
+        "check_scores(made, made(input_ids=ids).logits[0], model(input_ids=ids).logits[0])",
+        "pass",
+        "tests/tasks/text/test_mixed.py -k no_architecture",
+    ),
+    Mutation(
+        "one machine counts as both hosts of an expert",
+        "organizer/experts.py",
+        "min(held, self.cells)",
+        "held",
+        "tests/organizer/test_experts.py -k as_many_copies",
+    ),
+    Mutation(
         "a host of experts computes with tokens that are absurd",
         "swarm/experts/service.py",
         "        if len(inputs) and self._usual",

@@ -13,7 +13,7 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.hub import repository_and_revision
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import ExpertsConfig, RunConfig
 
 if TYPE_CHECKING:
     from dedloc_kit.tasks import Task
@@ -205,7 +205,7 @@ def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tenso
     from dedloc_kit.tasks import Divisible
 
     if run.experts is not None:
-        raise UserError(f"the model of {run.run_id} has experts, which nothing but its training can use yet")
+        return _mixed(_filled(task.build_model(), run, tensors, path), run.experts, tensors, path)
     if run.pipeline is None:
         return _filled(task.build_model(), run, tensors, path)
     assert isinstance(task, Divisible), "no other one is created"
@@ -215,6 +215,19 @@ def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tenso
         own = {name.removeprefix(begin): each for name, each in tensors.items() if name.startswith(begin)}
         _filled(part, run, own, path)
     return task.whole(parts)
+
+
+def _mixed(
+    model: torch.nn.Module, settings: ExpertsConfig, tensors: Mapping[str, torch.Tensor], path: Path
+) -> torch.nn.Module:
+    from dedloc_kit.experts.mixture import connect_alone
+    from dedloc_kit.experts.state import frozen_of
+
+    try:
+        connect_alone(model, frozen_of(settings, tensors))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be used: {error}; name a checkpoint of the organizer's") from None
+    return model
 
 
 def _filled(model: torch.nn.Module, run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:

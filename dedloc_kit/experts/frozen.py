@@ -10,14 +10,14 @@ from dedloc_kit.experts.network import Network
 
 
 class Frozen:
-    """Some networks as experts (`calls.Experts`): a model is measured with them while those of the run go on."""
+    """Some networks as experts (`calls.Experts`): a model is measured, or written, while those of the run go on."""
 
     def __init__(self, networks: Mapping[ExpertName, Network], grid: tuple[int, int]) -> None:
-        self._networks, self._grid = networks, grid
+        self.networks, self._grid = networks, grid
 
     def alive(self, layer: int) -> Tensor:
         cells = torch.zeros(self._grid, dtype=torch.bool)
-        for name in self._networks:
+        for name in self.networks:
             if name.layer == layer:
                 cells[name.cell] = True
         return cells
@@ -38,5 +38,5 @@ class Frozen:
 
     def _output(self, layer: int, cell: Cell, given: Tensor) -> Tensor:
         with torch.autocast(given.device.type, enabled=False):
-            made: Tensor = self._networks[ExpertName(layer, *cell)](given)
+            made: Tensor = self.networks[ExpertName(layer, *cell)](given)
         return made

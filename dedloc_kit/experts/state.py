@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank, names_of
+from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect_alone
+from dedloc_kit.experts.network import Network
 from dedloc_kit.records import Receipt, StateInfo
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import ExpertsConfig, RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room, shared_zeros
 from dedloc_kit.training.schedule import learning_rate
@@ -20,7 +22,7 @@ from dedloc_kit.training.state import Position, SharedOptimizer, TrainingState
 SETTLED_SECONDS = 10.0
 """So long after the trunk at the latest the experts have taken a step, if anybody knows of how many samples."""
 LOOK_SECONDS = 0.01
-_EXPERTS = "experts."
+_EXPERTS, _MODEL = "experts.", "model."
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,12 @@ class MixedState(TrainingState):
         connect_alone(model, experts)
         return model, position
 
+    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+        assert self.run.experts is not None
+        model = super().model_of(tensors)
+        connect_alone(model, frozen_of(self.run.experts, tensors))
+        return model
+
     def copy(self) -> Found:
         with self._settled():
             tensors = {name: tensor.detach().clone() for name, tensor in self._named().items()}
@@ -111,6 +119,21 @@ class MixedState(TrainingState):
     def _load_experts(self, experts: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         for name in self._names:
             self.bank.load(name, experts[str(name)], step)
+
+
+def frozen_of(settings: ExpertsConfig, tensors: Mapping[str, Tensor]) -> Frozen:
+    """The experts in a checkpoint, to be used; raises ValueError if it does not hold all that there are."""
+    _, experts = _divided(tensors)
+    networks = {}
+    for name in names_of(settings):
+        network = Network(settings.width, settings.hidden, 0)
+        own = {key.removeprefix(_MODEL): each for key, each in experts.get(str(name), {}).items() if _MODEL in key}
+        try:
+            network.load_state_dict(own)
+        except RuntimeError:
+            raise ValueError(f"it does not hold the expert {name}") from None
+        networks[name] = network
+    return Frozen(networks, settings.grid)
 
 
 def _divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

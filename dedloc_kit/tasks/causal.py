@@ -24,6 +24,7 @@ from dedloc_kit.tasks.text.output_loss import output_loss
 from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.tasks.text.parts import Cut, check_divisible, copies
 from dedloc_kit.tasks.text.stage import DecoderStage
+from dedloc_kit.tasks.text.stock import stock
 
 _USAGE = """\
 from transformers import pipeline
@@ -182,10 +183,11 @@ class Causal(PackedTask):
         """What `AutoModelForCausalLM`, `AutoTokenizer` and the pipeline `text-generation` of transformers load.
 
         The tokenizer puts the token in front of a text that stood there in training. Of weights that layers share each
-        gets its copy.
+        gets its copy. A model with experts is written as an architecture of transformers that tells the same; raises
+        UserError if there is none.
         """
         if self.run.experts is not None:
-            raise UserError("a model with experts is not written for transformers yet: volunteers hold its experts")
+            model = stock(model, self.run.experts)
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

@@ -145,3 +145,12 @@ def test_what_is_measured_stays_as_it_is_while_the_run_goes_on() -> None:
     assert position.step == 0
     assert TASK.evaluate(model).loss == before
     assert TASK.evaluate(state.snapshot()[0]).loss != before
+
+
+def test_a_model_that_is_made_of_a_copy_has_the_experts_of_that_copy() -> None:
+    state = fresh()
+    step(state)
+    (tensors, _), (then, _) = state.copy(), state.snapshot()
+    step(state)
+    assert TASK.evaluate(state.model_of(tensors)).loss == TASK.evaluate(then).loss
+    assert TASK.evaluate(state.snapshot()[0]).loss != TASK.evaluate(then).loss

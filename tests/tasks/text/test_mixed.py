@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.evaluation.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
+from dedloc_kit.records import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, RunConfig, parse_run
-from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts
+from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.microbatch import pieces
 from tests.text_runs import MODEL, text_run, write_text
 
@@ -56,8 +59,10 @@ def test_what_it_takes_is_tried_without_any_host_and_no_checkpoint_of_the_trunk_
     rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=2), heard.append, threading.Event())
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
-    with pytest.raises(UserError, match="has experts"):
-        with_tensors(create_task(run), run, {}, folder)
+    task = create_task(run)
+    trunk = {f"model.{name}": each for name, each in task.build_model().named_parameters()}
+    with pytest.raises(UserError, match=r"does not hold the expert 1\.0\.0; name a checkpoint of the organizer's"):
+        with_tensors(task, run, trunk, folder)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "gpt2"])
@@ -159,7 +164,56 @@ def test_a_task_without_layers_for_them_refuses_experts(folder: Path, tmp_path: 
         create_task(mixed(text_run(folder, "encoder")))
 
 
-def test_what_volunteers_hold_is_not_written_for_transformers_yet(folder: Path, tmp_path: Path) -> None:
-    task: Any = create_task(mixed(text_run(folder, "causal")))
-    with pytest.raises(UserError, match="not written for transformers yet"):
-        task.export(task.build_model(), tmp_path, "a/b")
+def trained(run: RunConfig) -> PlainLoop:
+    """By a few steps, after which its gates and experts differ from the first ones."""
+    loop = PlainLoop(run, task := create_task(run))
+    batches = task.batches(8, 0, fail)
+    for _ in range(3):
+        loop.take([next(batches)])
+    for mixture in mixtures_of(loop.model):
+        mixture.gate.rows.data.mul_(40)
+        mixture.gate.columns.data.mul_(40)
+    return loop
+
+
+def checkpoint(loop: PlainLoop) -> dict[str, torch.Tensor]:
+    assert loop.bank is not None
+    tensors = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
+    for name in loop.bank.names:
+        tensors |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    return tensors
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_checkpoint_is_written_as_a_model_of_transformers_that_tells_the_same_and_goes_on_with_a_sentence(
+    folder: Path, tmp_path: Path, architecture: str
+) -> None:
+    run = mixed(
+        text_run(folder, "causal", architecture=architecture, model={"num_hidden_layers": 3, "hidden_size": 32}),
+        layers=[0, 2],
+        grid=[2, 3],
+    )
+    loop = trained(run)
+    save(tmp_path / "step.safetensors", checkpoint(loop), StateInfo(run_id=run.run_id, step=3, rounds=()))
+    with as_folder(str(tmp_path / "step.safetensors"), run) as written_to:
+        model: Any = Pretrained(written_to, 32).language_model()
+        tokenizer = AutoTokenizer.from_pretrained(written_to)
+    given = tokenizer("the river bank", return_tensors="pt")
+    ours: Any = loop.model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(**given).logits, ours(**given).logits, rtol=1e-4, atol=1e-5)
+    written = model.generate(**given, max_new_tokens=5, min_new_tokens=5)
+    assert written[0].tolist()[:-5] == given.input_ids[0].tolist()
+
+
+def test_what_transformers_has_no_architecture_for_is_not_written(folder: Path, tmp_path: Path) -> None:
+    run = mixed(text_run(folder, "causal", architecture="gpt_neox"))
+    loop, task = trained(run), create_task(run)
+    assert isinstance(task, Exportable)
+    with pytest.raises(UserError, match=r"transformers has no gpt_neox with experts, .* llama, qwen2, qwen3"):
+        task.export(with_tensors(task, run, checkpoint(loop), folder), tmp_path, "a/b")
+    run = mixed(text_run(folder, "causal", model={"hidden_act": "gelu"}))
+    loop, task = trained(run), create_task(run)
+    assert isinstance(task, Exportable)
+    with pytest.raises(UserError, match="in a way of their own"):
+        task.export(with_tensors(task, run, checkpoint(loop), folder), tmp_path, "a/b")
