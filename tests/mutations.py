@@ -124,6 +124,13 @@ MUTATIONS = (
         "tests/experts/test_state.py -k measured",
     ),
     Mutation(
+        "a host far away that fails is waited for as if its line were slow",
+        "swarm/experts/deadline.py",
+        "max(1, *(before for _, before in self._calls))",
+        "max(1, min(before for _, before in self._calls))",
+        "tests/swarm/experts/test_deadline.py -k small_calls",
+    ),
+    Mutation(
         "a model with experts is written without being tried",
         "tasks/text/stock.py",
         "check_scores(made, made(input_ids=ids).logits[0], model(input_ids=ids).logits[0])",

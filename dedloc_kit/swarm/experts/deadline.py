@@ -30,7 +30,9 @@ class Deadline:
         """For a call of this size; none before anything is known."""
         if not self._calls:
             return None
-        # A larger call takes longer in proportion, a smaller one maybe not.
-        taken = [seconds * max(1.0, size / max(1, before)) for seconds, before in self._calls]
-        usual = max(TIMES_USUAL * statistics.median(taken), TIMES_LONGEST * max(taken))
+        # A call larger than all of these takes longer in proportion. A small one tells nothing of larger ones: what it
+        # takes may be the way there and back.
+        taken = [seconds for seconds, _ in self._calls]
+        larger = max(1.0, size / max(1, *(before for _, before in self._calls)))
+        usual = larger * max(TIMES_USUAL * statistics.median(taken), TIMES_LONGEST * max(taken))
         return min(MAX_SECONDS, max(MIN_SECONDS, usual) * 2.0 ** min(self._late, 8))

@@ -44,3 +44,11 @@ def test_after_a_late_call_there_is_twice_the_time_until_one_is_answered() -> No
     assert deadline.seconds(100) == 8.0
     deadline.took(100, 0.5)
     assert deadline.seconds(100) == 2.0
+
+
+def test_small_calls_that_take_long_on_the_way_do_not_give_a_large_one_minutes() -> None:
+    deadline = Deadline()
+    for size in (2, 400, 3):
+        deadline.took(size, 1.0)
+    assert deadline.seconds(400) == 4.0
+    assert deadline.seconds(800) == 8.0
