@@ -47,7 +47,7 @@ HOSTS, SLOW, SLOWER = "hosts", "slow", "slower"
 TROUBLES = {HOSTS: Trouble(), SLOW: Trouble(0.3, 0.1), SLOWER: Trouble(1.0, 0.1)}
 BESIDE = {HOSTS: MIXTURE, SLOW: HOSTS, SLOWER: HOSTS, MIXTURE: DENSE}
 """With which way the held-out loss of a way is compared."""
-_ROW = "{:>6}{:>20}{:>16}{:>24}{:>10}"
+_ROW = "{:>6}{:>20}{:>16}{:>24}{:>10}{:>14}"
 
 
 class Counted:
@@ -86,6 +86,9 @@ class Learned:
     """Loss after the last step."""
     most_used_over_mean: float | None
     seconds: float
+    """Of the processor."""
+    simulated_seconds: float | None
+    """That the steps would have taken with such hosts."""
 
 
 def ways(run: RunConfig) -> dict[str, RunConfig]:
@@ -104,7 +107,7 @@ def learn(run: RunConfig, way: str, steps: int) -> Learned:
     loop = PlainLoop(run, task)
     # One seed for all ways, whatever the runs are called.
     batches = task.batches(MICROBATCH, seed_of("benchmark", run.seed), print)
-    began, counted, before = time.process_time(), None, _nothing
+    began, counted, before, simulated_seconds = time.process_time(), None, _nothing, None
     with ExitStack() as stack:
         if loop.bank is not None:
             asked: Experts = loop.bank
@@ -116,11 +119,13 @@ def learn(run: RunConfig, way: str, steps: int) -> Learned:
             if counted is not None and step == steps - LAST:
                 counted.tokens.clear()
             loop.take(_global_batch(batches, run.global_batch), before)
+        if way in TROUBLES:
+            simulated_seconds = round(hosts.seconds, 1)
     seconds = time.process_time() - began
     if loop.bank is not None:
         connect(loop.model, loop.bank)
     balance = counted.most_over_mean() if counted is not None else None
-    return Learned(run.seed, way, task.evaluate(loop.model).loss, balance, round(seconds, 1))
+    return Learned(run.seed, way, task.evaluate(loop.model).loss, balance, round(seconds, 1), simulated_seconds)
 
 
 def _global_batch(batches: Iterator[Batch], samples: int) -> list[Batch]:
@@ -141,14 +146,17 @@ def main() -> int:
     if options.steps:
         base = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"total_steps": options.steps})})
     steps, found = base.optimizer.total_steps, list[Learned]()
-    print(_ROW.format("seed", "", "held-out loss", "most used over mean", "CPU s"))
+    print(_ROW.format("seed", "", "held-out loss", "most used over mean", "CPU s", "simulated s"))
     for seed in options.seeds:
         for way, run in ways(base.model_copy(update={"seed": seed})).items():
             if way not in options.ways:
                 continue
             found.append(each := learn(run, way, steps))
             balance = "" if each.most_used_over_mean is None else f"{each.most_used_over_mean:.2f}"
-            print(_ROW.format(seed, way, f"{each.held_out:.4f}", balance, each.seconds), flush=True)
+            print(
+                _ROW.format(seed, way, f"{each.held_out:.4f}", balance, each.seconds, each.simulated_seconds or ""),
+                flush=True,
+            )
             if options.json:
                 options.json.write_text(json.dumps(summary(found, steps), indent=1) + "\n")
     for told, ratio in summary(found, steps)["over"].items():

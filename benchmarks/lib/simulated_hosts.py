@@ -126,13 +126,18 @@ class SimulatedHosts:
         self, run: RunConfig, bank: Bank, form: Form, trouble: Trouble, loop: asyncio.AbstractEventLoop
     ) -> None:
         assert run.experts is not None
-        self._layers, self._loop = run.experts.layers, _Loop(loop)
+        self._layers, self._loop, self._seconds = run.experts.layers, _Loop(loop), loop.time
         chance = random.Random(run.seed)
         turns = _Troubled(trouble, chance)
         self._services = {f"host {at}": ExpertService(run, bank, turns, form, Limits()) for at in range(HOSTS)}
         offers = {f"host {at}": _offer(run, at) for at in range(HOSTS)}
         self.hosts = Hosts(self, run.experts, lambda: offers, lambda *_: None)
         self.experts = RemoteExperts(self._loop, self.hosts, run.experts.grid[1], form)
+
+    @property
+    def seconds(self) -> float:
+        """That have passed."""
+        return self._seconds()
 
     def microbatch_begins(self) -> None:
         """The trainer computes, and waits while a layer has no expert that answers, as volunteers do."""
