@@ -43,6 +43,20 @@ def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is
         assert process.stdout.read() == b""
 
 
+STARTS_ANOTHER = """
+import os
+from pathlib import Path
+from dedloc_kit.worker import Worker
+worker = Worker("volunteer", folder=Path(os.environ["FOLDER"]), on_event=lambda _: None)
+print(os.getsid(worker.pid) == worker.pid, int(Path(f"/proc/{worker.pid}/stat").read_text().split()[3]) == os.getppid())
+worker.stop()
+"""
+
+
+def test_a_worker_that_a_forked_process_starts_is_forked_where_that_was(tmp_path: Path) -> None:
+    assert said_by(STARTS_ANOTHER, FOLDER=str(tmp_path)) == "True True\n"
+
+
 HOLDS_LOCKS = """
 import gc, time
 from multiprocessing.synchronize import SemLock
