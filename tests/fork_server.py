@@ -190,7 +190,7 @@ def main() -> None:
     gc.enable()
     asked = _serve()
     fork_server._way = socket.socket(fileno=_FREE)
-    worker._start = fork_server.worker_process
+    worker._start = fork_server.worker_process  # type: ignore[assignment]
     for moved, number in enumerate(asked["handles"], _FREE + 1):
         os.dup2(moved, number)
         os.close(moved)
