@@ -14,12 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 from dedloc_kit import worker
@@ -101,7 +101,7 @@ def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes], h
 
 def said_by(code: str, returncode: int = 0, **environment: str) -> str:
     """What Python code prints in a process of its own; what torch looks up when it first computes is its own too."""
-    with TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors:
         process = Forked(["-c", code], {**os.environ, **environment}, errors)
         process.stdin.close()
         said, ended = process.stdout.read().decode(), process.wait(250.0)
@@ -198,6 +198,7 @@ def main() -> None:
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     os.environ.clear()
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # it was looked up in the environment of the server
     os.chdir(asked["folder"])
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in more if folder and folder not in sys.path]
