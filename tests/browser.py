@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 """Where pictures of pages are kept."""
+
+
+def photograph(page: Page, name: str, *, whole: bool = True) -> None:
+    """Keep a picture of a page for whoever wants to see it: nobody does in CI, which has no time for it."""
+    if "CI" not in os.environ:
+        ARTIFACTS.mkdir(exist_ok=True)
+        page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=whole)
 
 
 def need_chromium() -> None:

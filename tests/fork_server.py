@@ -14,14 +14,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
 
+from dedloc_kit import worker
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.worker import KEPT_MEMORY, Role
 
@@ -41,6 +42,8 @@ _HANDLES = 4
 _FREE = 500
 """From this number on no file is open."""
 _asking = threading.Lock()
+_way: socket.socket | None = None
+"""To the server that has forked this process: what it starts is forked there too, and imports nothing either."""
 
 
 class Forked:
@@ -61,10 +64,11 @@ class Forked:
         }
         (stdin, to), (from_, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
         try:
+            serves = list(command) in (["dedloc_kit.worker", "server"], ["dedloc_kit.worker", "user"])
             with _asking:
-                given = [stdin, stdout, errors.fileno(), tell, *handles]
-                serves = list(command) in (["dedloc_kit.worker", "server"], ["dedloc_kit.worker", "user"])
-                socket.send_fds(_server(serves)[1], [json.dumps(asked).encode()], given)
+                way = _way or _server(serves)[1]
+                given = [stdin, stdout, errors.fileno(), tell, way.fileno(), *handles]
+                socket.send_fds(way, [json.dumps(asked).encode()], given)
         finally:
             for end in (stdin, stdout, tell):
                 os.close(end)
@@ -97,7 +101,7 @@ def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes], h
 
 def said_by(code: str, returncode: int = 0, **environment: str) -> str:
     """What Python code prints in a process of its own; what torch looks up when it first computes is its own too."""
-    with TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors:
         process = Forked(["-c", code], {**os.environ, **environment}, errors)
         process.stdin.close()
         said, ended = process.stdout.read().decode(), process.wait(250.0)
@@ -108,7 +112,8 @@ def said_by(code: str, returncode: int = 0, **environment: str) -> str:
 
 @cache
 def _server(serves: bool) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """A server of this process, and the way to it; it ends when that is closed, at the latest with this process.
+    """A server of this process, and the way to it; it ends when nobody holds that any more: not this process, and
+    nothing that it has forked.
 
     :param serves: has it imported what those need that serve a model?
     """
@@ -141,9 +146,9 @@ def _serve() -> dict[str, Any]:
                     _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                     os.close(tell)
                     continue
-                asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4 + _HANDLES)
+                asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 5 + _HANDLES)
                 if not asked:
-                    os._exit(0)  # whoever started us is gone
+                    os._exit(0)  # whoever started us is gone, and so is all that we forked
                 pid = os.fork()
                 standard, tell, kept = given[:3], given[3], given[4:]
                 if not pid:
@@ -176,19 +181,24 @@ def _renew_locks() -> None:
 
 
 def main() -> None:
+    from tests import fork_server  # by the name under which what is forked may import it
+
     gc.disable()
     for module in (*IMPORTED, *sys.argv[1:]):
         import_module(module)
     gc.freeze()
     gc.enable()
     asked = _serve()
-    for moved, number in enumerate(asked["handles"], _FREE):
+    fork_server._way = socket.socket(fileno=_FREE)
+    worker._start = fork_server.worker_process  # type: ignore[assignment]
+    for moved, number in enumerate(asked["handles"], _FREE + 1):
         os.dup2(moved, number)
         os.close(moved)
     _renew_locks()
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     os.environ.clear()
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # it was looked up in the environment of the server
     os.chdir(asked["folder"])
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in more if folder and folder not in sys.path]

@@ -21,19 +21,16 @@ from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.session.session import Session
+from tests import commands
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
 from tests.text_runs import write_text
 
-COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
-
 
 def dedloc(*arguments: str | Path) -> str:
     """Run one command to its end; returns what it says."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    done = commands.dedloc(*arguments, folder=Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -41,21 +38,22 @@ def dedloc(*arguments: str | Path) -> str:
 @contextmanager
 def launched(run: Path, folder: Path) -> Iterator[None]:
     """`dedloc launch` until the invitation is on the Hub; a SIGTERM ends it at last."""
+    command = [sys.executable, "-m", "dedloc_kit.cli", "launch"]
     options = [
-        "--hub",
-        "us/model",
-        "--push-every",
-        "1",
         "--folder",
         str(folder),
         "--host",
         "127.0.0.1",
         "--threads",
         "1",
+        "--hub",
+        "us/model",
+        "--push-every",
+        "1",
     ]
     options += ["--dashboard-host", "127.0.0.1", "--port", "0", "--evaluate-every", "1"]
     with (folder.parent / "output").open("w") as output:
-        process = subprocess.Popen([*COMMAND, "launch", str(run), *options], stdout=output, stderr=output)
+        process = subprocess.Popen([*command, str(run), *options], stdout=output, stderr=output)
         try:
             wait_until(
                 lambda: (folder / "invitation.json").exists() or process.poll() is not None, "it is not up", 120.0

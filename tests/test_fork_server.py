@@ -32,6 +32,10 @@ def test_what_is_forked_reads_the_environment_of_the_hub_itself() -> None:
     assert said_by("import sys; print('huggingface_hub' in sys.modules)") == "False\n"
 
 
+def test_temporary_files_of_what_is_forked_lie_where_its_own_environment_says(tmp_path: Path) -> None:
+    assert said_by("import tempfile; print(tempfile.gettempdir())", TMPDIR=str(tmp_path)) == f"{tmp_path}\n"
+
+
 def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
     with (tmp_path / "errors").open("wb") as errors:
         process = Forked(["json.tool"], os.environ, errors)
@@ -41,6 +45,20 @@ def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is
         assert process.wait(30.0) == -signal.SIGKILL
         assert processes_of(process.pid, besides="") == []
         assert process.stdout.read() == b""
+
+
+STARTS_ANOTHER = """
+import os
+from pathlib import Path
+from dedloc_kit.worker import Worker
+worker = Worker("volunteer", folder=Path(os.environ["FOLDER"]), on_event=lambda _: None)
+print(os.getsid(worker.pid) == worker.pid, int(Path(f"/proc/{worker.pid}/stat").read_text().split()[3]) == os.getppid())
+worker.stop()
+"""
+
+
+def test_a_worker_that_a_forked_process_starts_is_forked_where_that_was(tmp_path: Path) -> None:
+    assert said_by(STARTS_ANOTHER, FOLDER=str(tmp_path)) == "True True\n"
 
 
 HOLDS_LOCKS = """

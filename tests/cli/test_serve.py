@@ -52,12 +52,19 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_a_demo_has_trained_is_served_by_two_and_goes_on_with_a_sentence(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    asked = ("--recipe", "gpt", "--steps", "2", "--volunteers", "1", "--no-browser", "--folder", str(run))
-    trained = dedloc("demo", *asked, folder=tmp_path, deadline=DEADLINE)
+@pytest.mark.timeout(1200)
+def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_go_on_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    run, report = tmp_path / "run", tmp_path / "report.json"
+    asked = ("--recipe", "gpt", "--steps", "15", "--volunteers", "1", "--no-browser", "--folder", run)
+    trained = dedloc("demo", *asked, "--report", report, folder=tmp_path, deadline=4 * DEADLINE)
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    result = json.loads(report.read_text())
+    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
+    assert "after step 0 it writes: " in trained.stdout
+    assert "after step 15 it writes: " in trained.stdout
+
     page = ("--dashboard-host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
     with serving(tmp_path, run / "coordinator", "--span", "0:1", *page) as first:
         wait_for(first, "to serve:")

@@ -22,7 +22,7 @@ from dedloc_kit.records import INVITATION_FILE, Checks
 from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
-from tests.browser import ARTIFACTS, need_chromium, open_browser
+from tests.browser import need_chromium, open_browser, photograph
 from tests.dashboard.community import (
     CAPTIONS,
     CONVICTIONS,
@@ -160,11 +160,6 @@ def expect_charts(page: Page, count: int) -> None:
     page.evaluate("scrollTo(0, 0)")
 
 
-def photograph(page: Page, name: str) -> None:
-    ARTIFACTS.mkdir(exist_ok=True)
-    page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png", full_page=True)
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
     context: BrowserContext, dashboard: Dashboard, view: str
@@ -185,7 +180,7 @@ def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
             assert page.evaluate(too_wide) == 0, f"{view} scrolls sideways at {width} px"
             if width in PICTURED[theme]:
                 page.evaluate(CHARTS_FIT)
-                photograph(page, f"{view}-{width}-{theme}")
+                photograph(page, f"dashboard-{view}-{width}-{theme}")
         assert barriers(page) == []
 
 
@@ -197,7 +192,7 @@ def assert_fits_and_has_no_barriers(page: Page, name: str) -> None:
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         page.evaluate(CHARTS_FIT)
-        photograph(page, f"{name}-{width}-{theme}")
+        photograph(page, f"dashboard-{name}-{width}-{theme}")
         assert barriers(page) == []
 
 
@@ -268,7 +263,7 @@ def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None
     for title, event in events.items():
         changing.publish(event)
         expect(page.locator(".notice h2")).to_have_text(title)
-        photograph(page, f"state-{title.split()[-1]}")
+        photograph(page, f"dashboard-state-{title.split()[-1]}")
     changing.publish(EVERYONE)
     expect(page.locator(".notice")).to_be_hidden()
     page.close()
@@ -300,7 +295,7 @@ def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(p
     served.publish(STAGES_LACK)
     expect(page.locator(".stage-peers .gap")).to_have_text("nobody")
     expect(page.locator(".lede")).to_have_text("Stage 2 of 4 has nobody.")
-    photograph(page, "pipeline-gap")
+    photograph(page, "dashboard-pipeline-gap")
     page.close()
     served.stop()
 
@@ -315,7 +310,7 @@ def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_p
     link = page.get_by_role("link", name="The model on the Hub")
     expect(link).to_have_attribute("href", "https://huggingface.co/asha/bangla-albert/commit/1a2b")
     expect(page.locator(".join")).to_be_hidden()
-    photograph(page, "state-finished")
+    photograph(page, "dashboard-state-finished")
     page.close()
     finished.stop()
 
@@ -596,7 +591,7 @@ def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reas
     lines = ["a row of 34 peers did not come", f"{NAMES[0]} fell silent"]
     lines += [f"peer …{peer_id(900)[-4:]} did not come", "and 4 more peers"]
     expect(absent.locator("details li")).to_have_text(lines)
-    photograph(page, "swarm-left-out")
+    photograph(page, "dashboard-swarm-left-out")
     page.get_by_text("The sizes as a table").click()
     step = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=f"{STEPS - 2}", exact=True))
     expect(step.last).to_contain_text("40")
@@ -608,7 +603,7 @@ def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: 
     alarm = Checks(passed=40, convicted=1, share=0.3, alarm=12)
     dashboard.publish(EVERYONE.model_copy(update={"checks": alarm}))
     expect(page.get_by_text("3 in 10 contributions are checked since somebody was sent away 12 steps")).to_be_visible()
-    photograph(page, "overview-alarm")
+    photograph(page, "dashboard-overview-alarm")
     page.get_by_role("link", name="Swarm").click()
     away = page.get_by_role("region", name="Sent away")
     expect(away.get_by_text("3 times so far")).to_be_visible()
@@ -617,7 +612,7 @@ def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: 
     when = [re.compile(r"\w+ \d+, \d{4}$")] * 2 + [re.compile("let in again")]
     expect(away.locator("li .note")).to_have_text(when)
     expect(away.get_by_role("link", name="All as a table")).to_be_hidden()
-    photograph(page, "swarm-sent-away")
+    photograph(page, "dashboard-swarm-sent-away")
     page.get_by_role("link", name="People", exact=True).click()
     expect(page.locator("tr", has=page.locator(".badge.away:visible"))).to_contain_text(MARKUP)
     page.get_by_role("link", name=MARKUP).click()
@@ -744,17 +739,17 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
     expect(dialog).to_contain_text(f"It was found to cheat: it lied {MARKUP}.")
     assert barriers(page) == []
-    photograph(page, "organizer-let-in-again")
+    photograph(page, "dashboard-organizer-let-in-again")
     dialog.get_by_role("button", name="Keep it away").click()
     assert OrderBook(path.parent).read().kicked_peers == {peer_id(3)}
-    photograph(page, "organizer-sent-away")
+    photograph(page, "dashboard-organizer-sent-away")
     page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
     dialog.get_by_role("button", name="Let it in").click()
     expect(page.get_by_role("button", name=f"Let in again: {NAMES[3]}")).to_have_count(0)
     assert OrderBook(path.parent).read().kicked == ()
     page.get_by_role("button", name="Decay").click()
     assert barriers(page) == []
-    photograph(page, "organizer-decay")
+    photograph(page, "dashboard-organizer-decay")
     dialog.get_by_role("button", name="Let it fall").click()  # over how many steps is not said yet
     dialog.get_by_role("button", name="Not yet").click()
     expect(dialog).to_be_hidden()
@@ -772,7 +767,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_label("With so many times its learning rate").fill("0.5")
     page.get_by_role("button", name="Go back", exact=True).click()
     expect(dialog).to_contain_text("takes over the state of global step 2, with 0.5 times its learning rate")
-    photograph(page, "organizer-rewind")
+    photograph(page, "dashboard-organizer-rewind")
     dialog.get_by_role("button", name="Go on training").click()
     expect(dialog).to_be_hidden()
     assert OrderBook(path.parent).read().rewind is None
@@ -793,7 +788,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     dialog.get_by_role("button", name="Finish it").click()
     expect(page.get_by_text("It is over")).to_be_visible()
     assert barriers(page) == []
-    photograph(page, "organizer-desk")
+    photograph(page, "dashboard-organizer-desk")
 
 
 @pytest.mark.slow
@@ -820,22 +815,22 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
         expect(status).to_have_text("Training", timeout=LONG_DEADLINE)
         expect(page.locator("#step")).to_have_text(re.compile(r"^([4-9]|[1-9][0-9]+)$"), timeout=LONG_DEADLINE)
         expect_charts(page, 1)
-        photograph(page, "real-overview")
+        photograph(page, "dashboard-real-overview")
         page.get_by_role("link", name="Swarm").click()
         row = page.get_by_role("region", name="The peers in a table").get_by_role("row").filter(has_text="Asha")
         expect(row).to_contain_text("Testers")
         expect_charts(page, 2)
-        photograph(page, "real-swarm")
+        photograph(page, "dashboard-real-swarm")
         page.get_by_role("link", name="People", exact=True).click()
         page.get_by_role("region", name="Everyone in a table").get_by_role("link", name="Asha").click()
         expect(page.get_by_text("Training now", exact=True)).to_be_visible()
-        photograph(page, "real-person")
+        photograph(page, "dashboard-real-person")
         page.goto(Keys(peer.folder).link(coordinator.dashboard.url))
         page.get_by_role("button", name="Pause").click()
         expect(status).to_have_text("Paused", timeout=LONG_DEADLINE)
         page.get_by_role("button", name="Resume").click()
         expect(status).to_have_text("Training", timeout=LONG_DEADLINE)
-        photograph(page, "real-organizer")
+        photograph(page, "dashboard-real-organizer")
         volunteer.worker.kill()
         expect(status).to_have_text("Nobody is training", timeout=LONG_DEADLINE)
         page.goto("about:blank")  # it would miss the server

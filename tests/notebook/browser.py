@@ -15,7 +15,7 @@ from typing import Self
 
 from playwright.sync_api import Page
 
-from tests.browser import ARTIFACTS, open_browser
+from tests.browser import ARTIFACTS, open_browser, photograph
 from tests.notebooks import of_cells
 from tests.swarm.harness import wait_until
 
@@ -128,9 +128,8 @@ def open_and_run(page: Page, lab: Lab, name: str) -> None:
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
 
-def photograph(page: Page, name: str) -> None:
+def photograph_panel(page: Page, name: str) -> None:
     """Keep pictures of what the volunteer sees, in both themes, on a desktop and on a small screen."""
-    ARTIFACTS.mkdir(exist_ok=True)
     for theme in ("Light", "Dark"):
         page.evaluate(
             "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
@@ -141,4 +140,4 @@ def photograph(page: Page, name: str) -> None:
         for width in (1280, 800):
             page.set_viewport_size({"width": width, "height": 900})
             page.locator(".dedloc").scroll_into_view_if_needed()
-            page.screenshot(path=ARTIFACTS / f"{name}-{width}-{theme.lower()}.png")
+            photograph(page, f"{name}-{width}-{theme.lower()}", whole=False)

@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import CoordinatorConfig
 from tests.browser import need_chromium
-from tests.notebook.browser import Lab, browser_page, open_and_run, photograph
+from tests.notebook.browser import Lab, browser_page, open_and_run, photograph_panel
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -49,7 +49,7 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
         more_samples_than(page, 0)
         worker = worker_of(home)
         page.wait_for_selector(".dedloc .chart .mine")
-        photograph(page, pictures)
+        photograph_panel(page, pictures)
 
         page.get_by_role("button", name="Pause").click()
         page.wait_for_selector(".dedloc .dot.paused")
@@ -64,7 +64,7 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
         page.wait_for_selector(".dedloc .dot.left")
         page.get_by_text("Thank you, Rabi!").wait_for()
         wait_until(lambda: not processes_of(worker), "something still runs after the volunteer has left")
-        photograph(page, f"{pictures}-left")
+        photograph_panel(page, f"{pictures}-left")
     wait_until(lambda: not processes_in(home), "something still runs after JupyterLab was closed")
 
 

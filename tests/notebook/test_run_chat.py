@@ -12,7 +12,7 @@ from tests import fork_server
 from tests.blocks import tiny
 from tests.browser import need_chromium
 from tests.inference.chats import tokenizer
-from tests.notebook.browser import Lab, browser_page, open_and_run, photograph
+from tests.notebook.browser import Lab, browser_page, open_and_run, photograph_panel
 from tests.notebooks import execute, of_cells, valid
 from tests.served import ServedModel
 from tests.swarm.harness import processes_with, wait_until
@@ -84,4 +84,4 @@ def test_in_a_browser_one_types_stops_and_goes_on(swarm: ServedModel, tmp_path: 
         panel.get_by_role("button", name="Send").and_(page.locator(":enabled")).click()
         panel.get_by_text("tokens/s").wait_for()
         panel.get_by_text("রবি").wait_for()
-        photograph(page, "chat")
+        photograph_panel(page, "chat")

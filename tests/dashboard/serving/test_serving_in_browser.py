@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from dedloc_kit.dashboard.serving import view
 from dedloc_kit.dashboard.serving.dashboard import ServingDashboard
-from tests.browser import ARTIFACTS, need_chromium, open_browser
+from tests.browser import need_chromium, open_browser, photograph
 from tests.dashboard.served_model import GAP, SERVING, WHOLE
 from tests.invitations import ORGANIZER, invited
 
@@ -88,8 +88,7 @@ def test_the_page_shows_who_serves_what_on_every_screen_and_has_no_barriers(
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         assert barriers(page) == []
         page.evaluate("scrollTo(0, 0)")
-        ARTIFACTS.mkdir(exist_ok=True)
-        page.screenshot(path=ARTIFACTS / f"serving-{width}-{theme}.png", full_page=True)
+        photograph(page, f"serving-{width}-{theme}")
 
     page.get_by_role("button", name="Use it").focus()
     page.keyboard.press("Enter")
