@@ -4283,6 +4283,13 @@ MUTATIONS = (
         "tests/swarm/averaging/test_row_meeting.py -k says_nothing",
     ),
     Mutation(
+        "a leader that was only slow is never asked again",
+        "swarm/averaging/search.py",
+        "                self._in_vain.clear()\n            search.widened",
+        "            search.widened",
+        "tests/swarm/averaging/test_group.py -k waited_for_in_vain",
+    ),
+    Mutation(
         "a quick row gathers before it has heard of the others",
         "swarm/rounds/rounds.py",
         "        if needed or self._other_rows.unheard():",
@@ -4470,6 +4477,14 @@ MUTATIONS = (
         "        self._suspicion.wait_for(needed)\n",
         "",
         "tests/swarm/rounds/test_rounds.py -k no_step_can_be_taken",
+    ),
+    Mutation(
+        "who has no samples of its own never waits for who is needed and backed off",
+        "swarm/rounds/rounds.py",
+        "        needed = self._companions.needed({*expected, *self._companions.of(seen)})\n",
+        "        if left > self._timeouts.lead:\n            return None\n"
+        "        needed = self._companions.needed({*expected, *self._companions.of(seen)})\n",
+        "tests/swarm/rounds/test_rounds.py -k 'no_step_can_be_taken'",
     ),
     Mutation(
         "a group that many newcomers fill up may be a part of the swarm",

@@ -139,10 +139,11 @@ class Rounds:
         self._companions.look(seen)
         self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
+        needed = self._companions.needed({*expected, *self._companions.of(seen)})
+        self._suspicion.wait_for(needed)  # before the batch seems full: it is not without who is not counted
         if left > self._timeouts.lead:
             return None
-        needed = self._companions.needed({*expected, *self._companions.of(seen)})
-        self._suspicion.wait_for(needed)
+        self._companions.tell(needed)
         if not expected and not seen:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()

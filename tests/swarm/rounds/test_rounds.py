@@ -442,22 +442,23 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     assert me.averager.asked == ["call off"], "but two came"
 
 
-@pytest.mark.parametrize("others", [1, 3])
+@pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
 def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds_with_it_failed(
-    tmp_path: Path, others: int
+    tmp_path: Path, others: int, mine: int
 ) -> None:
     me = Peer(tmp_path)
     more = [Signer(Identity(tmp_path / f"other {number}")) for number in range(others - 1)]
     failed, suspicion = me.other.peer, me.tracker.suspicion
     me.rounds.stepped(dict.fromkeys([failed, *(signer.peer for signer in more), me.tracker._signer.peer], 5))
-    me.gradients.add(1.0, 10, 0)
-    me.hear(5, time=get_dht_time() - 1.0)
+    if mine:
+        me.gradients.add(1.0, mine, 0)
+    me.hear(10, time=get_dht_time() - 1.0)
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     me.rounds.call_off()
     for _ in range(5):
         suspicion.suspect([failed])
     for who in (me.other, *more):
-        me.hear(5, time=get_dht_time(), who=who)
+        me.hear(10, time=get_dht_time(), who=who)
     assert suspicion.backed_off() == {failed}
     for _ in range(2):
         me.rounds.gather_if_due(samples_per_second=0.0)
