@@ -257,7 +257,7 @@ class Rounds:
         lacking = self.batch.is_said and not self._full(samples) and self._full(self.swarm_samples())
         if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
-        elif self._full(samples) or (group.called and self.batch.follows):
+        elif self._full(samples) or (group.called and self.batch.follows) or self._full_for_all(samples, in_sync):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
@@ -273,6 +273,12 @@ class Rounds:
 
     def _full(self, samples: int) -> bool:
         return samples >= self.batch.wanted and self._grouping.enough_samples(samples)
+
+    def _full_for_all(self, samples: int, members: Mapping[str, Progress]) -> bool:
+        """Do all of these who compute say that the batch is full? So a follower begins that cannot know it, though who
+        reduces nothing is called by nobody, and who fails before it calls anybody looks for another group."""
+        fixed = all(told.fixed for told in members.values() if not told.follower)
+        return self._profile.follower and fixed and samples >= self._run.global_batch and self.batch.follows
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""

@@ -1,5 +1,7 @@
 """When a peer that gathers begins, and when it gives its group up; the DHT is a dictionary."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,7 +62,14 @@ class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
     def __init__(
-        self, folder: Path, schedule: str = "linear", weigh: Weigh = claimed, checks: str = "off", **averaging: Any
+        self,
+        folder: Path,
+        schedule: str = "linear",
+        weigh: Weigh = claimed,
+        checks: str = "off",
+        *,
+        follower: bool = False,
+        **averaging: Any,
     ) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
         self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
@@ -71,7 +80,7 @@ class Peer:
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, replace(profile(), follower=follower))
 
     def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
         """The other one (or who else it is) has so many samples, as of then; none: it leaves."""
@@ -440,6 +449,21 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     group.members = frozenset([me.other.peer])
     me.rounds.advance()
     assert me.averager.asked == ["call off"], "but two came"
+
+
+def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_though_nobody_calls(
+    tmp_path: Path,
+) -> None:
+    me, another = Peer(tmp_path, follower=True), Signer(Identity(tmp_path / "another"))
+    me.rounds.batch.holds(lambda: math.inf)
+    for who, fixed in ((me.other, True), (another, False)):
+        me.hear(8, time=get_dht_time() - 1.0, who=who, fixed=fixed)
+    me.rounds.gather_if_due(samples_per_second=0.0)
+    me.rounds.advance()
+    assert me.averager.asked == []
+    me.hear(8, time=get_dht_time(), who=another, fixed=True)
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
 
 
 @pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
