@@ -4494,6 +4494,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k 'no_step_can_be_taken'",
     ),
     Mutation(
+        "who does not see the organizer for a moment takes the first step alone",
+        "swarm/rounds/rounds.py",
+        " and not self._companions.led_at_first(needed)\n",
+        "\n",
+        "tests/swarm/rounds/test_rounds.py -k first_step_alone",
+    ),
+    Mutation(
         "who follows a stage and reduces nothing begins no round of its own accord",
         "swarm/rounds/rounds.py",
         " or self._full_for_all(samples, in_sync):",

@@ -73,6 +73,11 @@ class Companions:
         enough = not missing or 2 * here + (self._tracker.belief.organizer in group) > here + missing
         return set() if enough else lately - group
 
+    def led_at_first(self, needed: Collection[str]) -> bool:
+        """Is it for the first step that these are needed? That one nobody takes alone, though the organizer seems to be
+        gone: on a loaded machine it may only be slow to report, and the two would stand still for good."""
+        return bool(needed) and not self._knows
+
     def tell(self, needed: Collection[str]) -> None:
         """That this peer waits for these, if there are any; once after each step."""
         if needed and not self._told:

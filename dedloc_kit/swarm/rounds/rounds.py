@@ -146,8 +146,8 @@ class Rounds:
         self._companions.tell(needed)
         if not expected and not seen:
             # Cut off, or the others are busy: a step on our own would part our ways.
-            alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
-            return self._alone() if alone else None
+            may = left == 0.0 and not self._profile.client_mode and not self._companions.led_at_first(needed)
+            return self._alone() if may and self._tracker.alone() else None
         if needed or self._other_rows.unheard():
             return None
         self._sought.begin(expected, seen, left, samples_per_second)

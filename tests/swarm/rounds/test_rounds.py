@@ -69,6 +69,7 @@ class Peer:
         checks: str = "off",
         *,
         follower: bool = False,
+        led: bool = False,
         **averaging: Any,
     ) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
@@ -79,7 +80,8 @@ class Peer:
         self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
+        believed = belief(me.peer, self.other.peer if led else "organizer")
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), believed)
         self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, replace(profile(), follower=follower))
 
     def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
@@ -464,6 +466,22 @@ def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_
     me.hear(8, time=get_dht_time(), who=another, fixed=True)
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    me = Peer(tmp_path, led=True)
+    if not first:
+        me.rounds.stepped({me.tracker._signer.peer: 10, me.other.peer: 0})
+    monkeypatch.setattr(me.tracker, "alone", lambda: True)
+    me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 1.0)
+    me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
+    wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.gradients.add(1.0, 10, 0)
+    taken = me.rounds.gather_if_due(samples_per_second=0.0)
+    assert (taken is None) == first
 
 
 @pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
