@@ -140,7 +140,8 @@ class Rounds:
         self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
         needed = self._companions.needed({*expected, *self._companions.of(seen)})
-        self._suspicion.wait_for(needed)  # before the batch seems full: it is not without who is not counted
+        # Before the batch seems full: it is not without those who are not counted.
+        self._suspicion.wait_for(needed)
         if left > self._timeouts.lead:
             return None
         self._companions.tell(needed)
