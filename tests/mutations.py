@@ -931,9 +931,16 @@ MUTATIONS = (
     Mutation(
         "a driver that is gone is waited for as long as its record lives",
         "swarm/pipeline/begun.py",
-        "if offer.time <= last and now > at + GONE_SECONDS:",
+        "if offer.time <= at and now > at + GONE_SECONDS:",
         "if False:",
         "tests/swarm/pipeline/test_begun.py -k line_has_broken",
+    ),
+    Mutation(
+        "a driver that is gone seems to be there when what it said before comes late",
+        "swarm/pipeline/begun.py",
+        "                self._broken[driver] = float(get_dht_time())",
+        "                self._broken[driver] = getattr(self._offers().get(driver), 'time', 0.0)",
+        "tests/swarm/pipeline/test_begun.py -k says_nothing_though",
     ),
     Mutation(
         "anybody says which version of a run's model is the newest",
@@ -4304,6 +4311,13 @@ MUTATIONS = (
         "tests/swarm/averaging/test_row_meeting.py -k says_nothing",
     ),
     Mutation(
+        "a leader that was only slow is never asked again",
+        "swarm/averaging/search.py",
+        "                self._in_vain.clear()\n            search.widened",
+        "            search.widened",
+        "tests/swarm/averaging/test_group.py -k waited_for_in_vain",
+    ),
+    Mutation(
         "a quick row gathers before it has heard of the others",
         "swarm/rounds/rounds.py",
         "        if needed or self._other_rows.unheard():",
@@ -4491,6 +4505,42 @@ MUTATIONS = (
         "        self._suspicion.wait_for(needed)\n",
         "",
         "tests/swarm/rounds/test_rounds.py -k no_step_can_be_taken",
+    ),
+    Mutation(
+        "who has no samples of its own never waits for who is needed and backed off",
+        "swarm/rounds/rounds.py",
+        "        needed = self._companions.needed({*expected, *self._companions.of(seen)})\n",
+        "        if left > self._timeouts.lead:\n            return None\n"
+        "        needed = self._companions.needed({*expected, *self._companions.of(seen)})\n",
+        "tests/swarm/rounds/test_rounds.py -k 'no_step_can_be_taken'",
+    ),
+    Mutation(
+        "who does not see the organizer for a moment takes the first step alone",
+        "swarm/rounds/rounds.py",
+        " and not self._companions.led_at_first(needed)\n",
+        "\n",
+        "tests/swarm/rounds/test_rounds.py -k first_step_alone",
+    ),
+    Mutation(
+        "who follows a stage and reduces nothing begins no round of its own accord",
+        "swarm/rounds/rounds.py",
+        " or self._full_for_all(samples, in_sync):",
+        ":",
+        "tests/swarm/rounds/test_rounds.py -k all_say",
+    ),
+    Mutation(
+        "who follows a stage begins before all have what belongs to the batch",
+        "swarm/rounds/rounds.py",
+        "fixed = all(told.fixed for told in members.values() if not told.follower)",
+        "fixed = True",
+        "tests/swarm/rounds/test_rounds.py -k all_say",
+    ),
+    Mutation(
+        "who looks for another group does not say that the last one is over",
+        "swarm/averaging/service.py",
+        "not in self._standing.keys() | self._over.keys() and",
+        "not in self._standing.keys() and",
+        "tests/swarm/averaging/test_service.py -k is_over",
     ),
     Mutation(
         "a group that many newcomers fill up may be a part of the swarm",

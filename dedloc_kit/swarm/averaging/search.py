@@ -141,7 +141,7 @@ class GroupService(Service):
         self._me, self._endpoint, self._client_mode = me, endpoint, client_mode
         self._search: Search | None = None
         self._in_vain: set[str] = set()
-        """Leaders that this peer has waited for since the last group, and that told of none."""
+        """Leaders that this peer has waited for, and that told of no group: others are asked first, for a window."""
 
     async def find(self, request: GroupRequest, form: Form | None = None) -> Group:
         """The group, as soon as it stands; raises NoGroup if there is none in time.
@@ -213,15 +213,16 @@ class GroupService(Service):
         """Ask the same few peers until one of them accepts; they may begin to look for their group later than we."""
         window, lonely = search.request.window, False
         due: dict[str, float] = {}
-        ends = float("inf") if self._client_mode else time.monotonic() + window
+        ends = time.monotonic() + window
         while search.under_way:
             now = time.monotonic()
             if now >= ends:
                 if search.anybody or lonely:  # it is time to begin with those who have come
                     search.gather(self._join(search.request))
                     return
-                # Perhaps its leader has died, and others follow this peer now.
-                ends, lonely = now + window, search.request.rows is not None
+                # Perhaps its leader has died, and others follow this peer now; or one was only slow, and waits for it.
+                ends, lonely = now + window, search.request.rows is not None and not self._client_mode
+                self._in_vain.clear()
             search.widened.clear()
             known = dict.fromkeys((*search.request.leaders, *due))
             due = {leader: due.get(leader, 0.0) for leader in known if leader not in self._in_vain}

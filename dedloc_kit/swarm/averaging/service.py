@@ -387,7 +387,7 @@ class AveragingService(Service):
     async def serve(self, peer: str, stream: Stream) -> None:
         """A member sends its gradients; who begins before us also tells us that it is time."""
         opening = await stream.receive_question(Opening)
-        if opening.group not in self._standing and self._searching.locked():
+        if opening.group not in self._standing.keys() | self._over.keys() and self._searching.locked():
             async with self._searching:
                 pass  # our leader has told others of the group first
         current = self._standing.get(opening.group)

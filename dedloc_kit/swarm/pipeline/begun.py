@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from hivemind.utils import get_dht_time
+
 from dedloc_kit.records import Begun, StageOffer
 
 GONE_SECONDS = 2.0
@@ -43,7 +45,7 @@ class Drivers:
         self._offers, self._most = offers, most
         self._lock = threading.Lock()
         self._lines: dict[str, Begun] = {}
-        self._broken: dict[str, tuple[float, float]] = {}  # when, and of when its last record was then
+        self._broken: dict[str, float] = {}  # when, by the clock of the directory
         self._since: dict[str, tuple[Begun, float]] = {}  # what each says, and since when
 
     def heard(self, driver: str, begun: Begun) -> None:
@@ -52,17 +54,16 @@ class Drivers:
             self._lines[driver] = begun
 
     def broken(self, driver: str) -> None:
-        """Its line is; what it told until now does not count unless it comes back."""
-        offer = self._offers().get(driver)
+        """Its line is; what it told until now, which may come only later, does not count unless it comes back."""
         with self._lock:
-            if self._lines.pop(driver, None) is not None and offer is not None:
-                self._broken[driver] = time.monotonic(), offer.time
+            if self._lines.pop(driver, None) is not None:
+                self._broken[driver] = float(get_dht_time())
 
     def told(self) -> dict[str, Begun]:
         """By driver."""
         offers, now = self._offers(), time.monotonic()
         with self._lock:
-            found = self._living(offers, now)
+            found = self._living(offers)
             said, self._since = self._since, {}
             for driver, begun in found.items():
                 before, since = said.get(driver, (begun, now))
@@ -73,13 +74,13 @@ class Drivers:
                 if begun.samples <= self._most and now < self._since[driver][1] + PATIENCE
             }
 
-    def _living(self, offers: Mapping[str, StageOffer], now: float) -> dict[str, Begun]:
-        found = dict(self._lines)
+    def _living(self, offers: Mapping[str, StageOffer]) -> dict[str, Begun]:
+        found, now = dict(self._lines), float(get_dht_time())
         for driver, offer in offers.items():
             if offer.begun is None or offer.state == "leaving":
                 continue
-            at, last = self._broken.get(driver, (math.inf, -1.0))
-            if offer.time <= last and now > at + GONE_SECONDS:
+            at = self._broken.get(driver, math.inf)
+            if offer.time <= at and now > at + GONE_SECONDS:
                 continue
             found[driver] = max(found.get(driver, offer.begun), offer.begun, key=lambda begun: begun.step)
         self._broken = {driver: each for driver, each in self._broken.items() if driver in offers}

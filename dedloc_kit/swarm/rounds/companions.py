@@ -55,7 +55,9 @@ class Companions:
 
     def enough(self, members: Collection[str]) -> bool:
         """May a group of this peer and these others take a step?"""
-        return not self.needed(members)
+        needed = self.needed(members)
+        self.tell(needed)
+        return not needed
 
     def needed(self, members: Collection[str]) -> set[str]:
         """Who is missing in a group of this peer and these others, if it may not take a step without them.
@@ -69,7 +71,16 @@ class Companions:
         here = len(group & self._seen.keys())
         missing = len(lately - group)
         enough = not missing or 2 * here + (self._tracker.belief.organizer in group) > here + missing
-        if not enough and not self._told:
-            self._told = True
-            _log.warning("of %d peers that took the last step %d are out of reach: waiting", here + missing, missing)
         return set() if enough else lately - group
+
+    def led_at_first(self, needed: Collection[str]) -> bool:
+        """Is it for the first step that these are needed? That one nobody takes alone, though the organizer seems to be
+        gone: on a loaded machine it may only be slow to report, and the two would stand still for good."""
+        return bool(needed) and not self._knows
+
+    def tell(self, needed: Collection[str]) -> None:
+        """That this peer waits for these, if there are any; once after each step."""
+        if needed and not self._told:
+            self._told = True
+            text = "of %d peers that took the last step %d are out of reach: waiting"
+            _log.warning(text, len(self._seen), len(needed))

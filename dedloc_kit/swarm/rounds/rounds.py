@@ -139,14 +139,16 @@ class Rounds:
         self._companions.look(seen)
         self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
+        needed = self._companions.needed({*expected, *self._companions.of(seen)})
+        # Before the batch seems full: it is not without those who are not counted.
+        self._suspicion.wait_for(needed)
         if left > self._timeouts.lead:
             return None
-        needed = self._companions.needed({*expected, *self._companions.of(seen)})
-        self._suspicion.wait_for(needed)
+        self._companions.tell(needed)
         if not expected and not seen:
             # Cut off, or the others are busy: a step on our own would part our ways.
-            alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
-            return self._alone() if alone else None
+            may = left == 0.0 and not self._profile.client_mode and not self._companions.led_at_first(needed)
+            return self._alone() if may and self._tracker.alone() else None
         if needed or self._other_rows.unheard():
             return None
         self._sought.begin(expected, seen, left, samples_per_second)
@@ -256,7 +258,7 @@ class Rounds:
         lacking = self.batch.is_said and not self._full(samples) and self._full(self.swarm_samples())
         if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
-        elif self._full(samples) or (group.called and self.batch.follows):
+        elif self._full(samples) or (group.called and self.batch.follows) or self._full_for_all(samples, in_sync):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
@@ -272,6 +274,12 @@ class Rounds:
 
     def _full(self, samples: int) -> bool:
         return samples >= self.batch.wanted and self._grouping.enough_samples(samples)
+
+    def _full_for_all(self, samples: int, members: Mapping[str, Progress]) -> bool:
+        """Do all of these who compute say that the batch is full? So a follower begins that cannot know it, though who
+        reduces nothing is called by nobody, and who fails before it calls anybody looks for another group."""
+        fixed = all(told.fixed for told in members.values() if not told.follower)
+        return self._profile.follower and fixed and samples >= self._run.global_batch and self.batch.follows
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""

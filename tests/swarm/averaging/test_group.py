@@ -11,7 +11,7 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.search import GroupService, NoGroup
 from dedloc_kit.swarm.network.service import encode
 from tests.swarm.harness import progress
 from tests.swarm.local_network import LocalNetwork
@@ -109,6 +109,27 @@ def test_a_leader_that_is_cut_off_costs_its_followers_nothing_but_time() -> None
         assert groups[0] == groups[1]
         assert groups[0].peers == tuple(others)
         leading.cancel()
+
+    in_own_loop(meet())
+
+
+@pytest.mark.parametrize("clients", ["", "b"], ids=["reachable", "client"])
+def test_a_leader_that_was_waited_for_in_vain_is_asked_again_when_nobody_else_comes(clients: str) -> None:
+    """It may wait longer than those who follow it: for somebody of whom they do not know, or who is gone."""
+
+    async def meet() -> None:
+        meeting = Meeting("a", "b", clients=clients)
+        leader = "a" if clients else next(peer for peer in "ab" if not meeting.request(peer).leaders)
+        follower = "ab".replace(leader, "")
+        leading = meeting.find(leader, expected=frozenset({follower, "gone"}))
+        with pytest.raises(NoGroup) as found:
+            await meeting.find(follower, window=-4.7)  # patience is twice that and ten seconds
+        assert found.value.leader == leader
+        leading.cancel()
+        await asyncio.wait([leading])
+        async with asyncio.timeout(SECONDS):
+            groups = await asyncio.gather(meeting.find(leader), meeting.find(follower, window=0.2))
+        assert groups[0] == groups[1]
 
     in_own_loop(meet())
 

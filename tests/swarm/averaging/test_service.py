@@ -17,15 +17,16 @@ from torch import Tensor
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.service import AveragingService, Start, rules_of
+from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
-from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from tests.tiny import tiny_run
@@ -161,6 +162,21 @@ def test_who_is_left_out_takes_the_average_and_gets_its_own_vector_back_for_the_
         assert [float(shared._values[0]) for shared in party._shared] == [1.0, 5.0], "the first one took the average"
 
     asyncio.run(check())
+
+
+def test_who_looks_for_another_group_says_at_once_that_the_last_one_is_over(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=SAMPLES[0], averaging={"compression": "none"})
+    party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
+
+    async def late() -> messages.Says:
+        await party.meet()
+        first, second = (signer.peer for signer in party._signers)
+        opening = encode(Opening(group=f"{1:040x}", introduction=b"late"))
+        async with party._services[first]._searching, party._line(second, first, None, opening) as stream:
+            async with asyncio.timeout(5.0):
+                return messages.Says((await stream.receive(1024))[0])
+
+    assert asyncio.run(late()) == messages.Says.GAVE_UP
 
 
 @pytest.mark.parametrize(("global_batch", "outcome"), [(SAMPLES[0], "complete"), (SAMPLES[0] + 1, "refused")])

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline import begun
@@ -44,12 +45,27 @@ def test_a_driver_whose_line_has_broken_is_gone_until_it_says_something(monkeypa
     offers: dict[str, StageOffer] = {"a": offer(stage=None, begun=said(3))}
     drivers = Drivers(lambda: offers, most=100)
     drivers.heard("a", said(4))
+    offers["a"] = offer(stage=None, begun=said(5, final=False), time=get_dht_time())
     drivers.broken("a")
     assert drivers.told() == {}
-    offers["a"] = offer(stage=None, begun=said(5), time=2.0)
-    assert drivers.told() == {"a": said(5)}
+    offers["a"] = offer(stage=None, begun=said(5, final=False), time=get_dht_time())
+    assert drivers.told() == {"a": said(5, final=False)}
     drivers.heard("a", said(6))
     assert drivers.told() == {"a": said(6)}
+
+
+def test_what_a_driver_said_before_its_line_broke_says_nothing_though_it_comes_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until its record lapses all would wait for what it did not begin any more."""
+    monkeypatch.setattr(begun, "GONE_SECONDS", 0.0)
+    offers: dict[str, StageOffer] = {"a": offer(stage=None, begun=said(3), time=get_dht_time() - 2.0)}
+    drivers = Drivers(lambda: offers, most=100)
+    drivers.heard("a", said(4))
+    last = offer(stage=None, begun=said(4, final=False), time=get_dht_time())
+    drivers.broken("a")
+    offers["a"] = last
+    assert drivers.told() == {}
 
 
 def test_a_driver_that_says_the_same_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """When a peer that gathers begins, and when it gives its group up; the DHT is a dictionary."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -60,7 +62,15 @@ class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
     def __init__(
-        self, folder: Path, schedule: str = "linear", weigh: Weigh = claimed, checks: str = "off", **averaging: Any
+        self,
+        folder: Path,
+        schedule: str = "linear",
+        weigh: Weigh = claimed,
+        checks: str = "off",
+        *,
+        follower: bool = False,
+        led: bool = False,
+        **averaging: Any,
     ) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
         self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
@@ -70,8 +80,9 @@ class Peer:
         self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
+        believed = belief(me.peer, self.other.peer if led else "organizer")
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), believed)
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, replace(profile(), follower=follower))
 
     def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
         """The other one (or who else it is) has so many samples, as of then; none: it leaves."""
@@ -442,22 +453,54 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     assert me.averager.asked == ["call off"], "but two came"
 
 
-@pytest.mark.parametrize("others", [1, 3])
+def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_though_nobody_calls(
+    tmp_path: Path,
+) -> None:
+    me, another = Peer(tmp_path, follower=True), Signer(Identity(tmp_path / "another"))
+    me.rounds.batch.holds(lambda: math.inf)
+    for who, fixed in ((me.other, True), (another, False)):
+        me.hear(8, time=get_dht_time() - 1.0, who=who, fixed=fixed)
+    me.rounds.gather_if_due(samples_per_second=0.0)
+    me.rounds.advance()
+    assert me.averager.asked == []
+    me.hear(8, time=get_dht_time(), who=another, fixed=True)
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    me = Peer(tmp_path, led=True)
+    if not first:
+        me.rounds.stepped({me.tracker._signer.peer: 10, me.other.peer: 0})
+    monkeypatch.setattr(me.tracker, "alone", lambda: True)
+    me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 1.0)
+    me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
+    wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.gradients.add(1.0, 10, 0)
+    taken = me.rounds.gather_if_due(samples_per_second=0.0)
+    assert (taken is None) == first
+
+
+@pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
 def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds_with_it_failed(
-    tmp_path: Path, others: int
+    tmp_path: Path, others: int, mine: int
 ) -> None:
     me = Peer(tmp_path)
     more = [Signer(Identity(tmp_path / f"other {number}")) for number in range(others - 1)]
     failed, suspicion = me.other.peer, me.tracker.suspicion
     me.rounds.stepped(dict.fromkeys([failed, *(signer.peer for signer in more), me.tracker._signer.peer], 5))
-    me.gradients.add(1.0, 10, 0)
-    me.hear(5, time=get_dht_time() - 1.0)
+    if mine:
+        me.gradients.add(1.0, mine, 0)
+    me.hear(10, time=get_dht_time() - 1.0)
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     me.rounds.call_off()
     for _ in range(5):
         suspicion.suspect([failed])
     for who in (me.other, *more):
-        me.hear(5, time=get_dht_time(), who=who)
+        me.hear(10, time=get_dht_time(), who=who)
     assert suspicion.backed_off() == {failed}
     for _ in range(2):
         me.rounds.gather_if_due(samples_per_second=0.0)
