@@ -356,7 +356,7 @@ class Rounds:
         return None
 
     def _failed(self, outcome: RoundResult, begun: bool) -> None:
-        self._timeouts.failed()
+        self._timeouts.failed(begun=begun)
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
             self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none

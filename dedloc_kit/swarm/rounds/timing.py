@@ -26,7 +26,7 @@ class AdaptiveTimeouts:
         self._averaging: deque[float] = deque(maxlen=REMEMBERED)
         self._silences: deque[float] = deque(maxlen=REMEMBERED)
         self._upload_rates: deque[float] = deque(maxlen=REMEMBERED)
-        self._failures = 0
+        self._failures = self._broken_off = 0
 
     def gathered(self, seconds: float, late: float) -> None:
         """A whole group was found.
@@ -47,10 +47,15 @@ class AdaptiveTimeouts:
         self._silences.append(longest_silence)
         if upload_rate is not None:
             self._upload_rates.append(upload_rate)
-        self._failures = 0
+        self._failures = self._broken_off = 0
 
-    def failed(self) -> None:
+    def failed(self, *, begun: bool) -> None:
+        """A round has come to nothing.
+
+        :param begun: it had a group that had begun to average; else patience would not have mended it
+        """
         self._failures += 1
+        self._broken_off += begun
 
     @property
     def upload(self) -> float | None:
@@ -86,15 +91,15 @@ class AdaptiveTimeouts:
 
     @property
     def patience(self) -> float:
-        """How long a member of an all-reduce may be silent; after each failure twice as long."""
+        """How long a member of an all-reduce may be silent; after each that failed twice as long."""
         usual = max(MIN_PATIENCE, 4.0 * max(self._silences)) if self._silences else FIRST_PATIENCE
-        return min(MAX_PATIENCE, usual * 2.0**self._failures)
+        return min(MAX_PATIENCE, usual * 2.0**self._broken_off)
 
     @property
     def limit(self) -> float:
         """How long an all-reduce may take in all: only for members that send ever so slowly."""
         usual = max(MIN_LIMIT, 6.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
-        return usual * 2.0 ** min(self._failures, 4)
+        return usual * 2.0 ** min(self._broken_off, 4)
 
     @property
     def pause(self) -> float:

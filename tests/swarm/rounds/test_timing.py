@@ -21,12 +21,22 @@ def test_a_group_that_stood_late_is_gathered_earlier_until_it_has_long_been_in_t
 def test_each_failure_makes_more_patient_until_a_round_is_complete() -> None:
     timeouts = AdaptiveTimeouts()
     usual = timeouts.patience
-    timeouts.failed()
+    timeouts.failed(begun=True)
     once = timeouts.patience
-    timeouts.failed()
+    timeouts.failed(begun=True)
     assert usual < once < timeouts.patience
     timeouts.averaged(2.0, longest_silence=0.5, upload_rate=None)
     assert timeouts.patience <= usual
+
+
+def test_a_search_in_vain_makes_the_pause_longer_and_nobody_more_patient() -> None:
+    timeouts = AdaptiveTimeouts()
+    usual, limit = timeouts.patience, timeouts.limit
+    timeouts.failed(begun=False)
+    once = timeouts.pause
+    timeouts.failed(begun=False)
+    assert 0.0 < once < timeouts.pause
+    assert (timeouts.patience, timeouts.limit) == (usual, limit)
 
 
 def test_who_waits_for_rounds_for_much_of_its_time_hears_so_once() -> None:
