@@ -144,6 +144,7 @@ def test_what_others_say_ends_no_doubt_of_the_coordinator(tmp_path: Path) -> Non
     run = Measured(tmp_path, driven)
     run.evaluator.start()
     run.evaluator.finish(wait=True)
+    run.step()
     for _ in range(STEPS):
         run.step(loss=1e6)
     assert "the training loss is 1e+06" in run.problem()
