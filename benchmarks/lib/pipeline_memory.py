@@ -100,7 +100,12 @@ def _watched(stages: int, width: int, folder: Path) -> Watch:
     run, watch = wide_run(stages, width, MICROBATCHES), Watch()
     settings: dict[str, Any] = {"task_module": "benchmarks.lib.wide_stages", "until_step": STEPS}
     with ExitStack() as stack:
-        follows = {"stages_memory": 0.0, "checkpoint_every": 1, "evaluate_every": 1, "export": folder / "exported"}
+        follows: dict[str, Any] = {
+            "stages_memory": 0.0,
+            "checkpoint_every": 1,
+            "evaluate_every": 1,
+            "export": folder / "exported",
+        }
         coordinator = stack.enter_context(start_coordinator(run, folder, **settings, **follows))
         watch.add(coordinator)
         watch.start()
