@@ -98,9 +98,11 @@ def _beyond(wide: dict[int, int], narrow: dict[int, int]) -> int:
 
 def _watched(stages: int, width: int, folder: Path) -> Watch:
     run, watch = wide_run(stages, width, MICROBATCHES), Watch()
-    settings: dict[str, Any] = {"task_module": "benchmarks.lib.wide_stages", "until_step": STEPS}
+    settings: dict[str, Any] = {"task_module": "benchmarks.lib.wide_stages"}
     with ExitStack() as stack:
+        # Volunteers go when it says that the run is over: who left by its own count could leave it behind.
         follows: dict[str, Any] = {
+            "until_step": STEPS,
             "stages_memory": 0.0,
             "checkpoint_every": 1,
             "evaluate_every": 1,
