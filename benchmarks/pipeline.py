@@ -2,7 +2,8 @@
 
 `--balance`: in simulated time, how well peers share the stages when they come and go. `--network 100mbit/60ms`: real
 drivers and stage peers with simulated devices on lines as people have them, beside fixed pipelines and what is possible
-at most; needs the network emulator, and so root.
+at most; needs the network emulator, and so root. `--memory`: real processes train, keep and export a model; what each
+takes of memory, beside the whole state of that model.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 from benchmarks.lib.network import read_network
 from benchmarks.lib.peers import end_on_signal
 from benchmarks.lib.pipeline_cases import CASES, Length, network_rows
+from benchmarks.lib.pipeline_memory import memory_rows
 from benchmarks.lib.stage_balance import figures
 from dedloc_kit.errors import UserError
 
@@ -22,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--balance", action="store_true", help="also without any other")
+    add("--memory", action="store_true", help="takes minutes")
     add("--seeds", type=int, default=5, help="of --balance")
     add("--network", default="loopback", help="a rate and a round trip, such as 100mbit/60ms")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --network, as are the following")
@@ -37,7 +40,9 @@ def main() -> int:
     end_on_signal()
     rows: list[dict[str, Any]] = []
     try:
-        if options.network is not None:
+        if options.memory:
+            rows = memory_rows()
+        elif options.network is not None:
             length = Length(options.rounds, options.step_seconds, options.dying_seconds)
             for row in network_rows(options.network, options.cases, length, options.seed):
                 rows.append(row)

@@ -469,6 +469,11 @@ class StageOffer(Record):
     session: Digest = ""
     time: Time
 
+    @property
+    def since(self) -> float:
+        """When this session began to drive; whoever has a stage comes before all who only drive."""
+        return self.moved if self.stage is None else 0.0
+
 
 class LayerCells(Record):
     """Cells of one layer's grid of experts."""

@@ -40,6 +40,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "who only drives does not look whether its key drives elsewhere",
+        "swarm/remote/offers.py",
+        "            self._twin.see(own)\n",
+        "            pass\n",
+        "tests/roles/test_stage_driver.py -k gives_way",
+    ),
+    Mutation(
+        "who gives way takes the word of the other one away",
+        "swarm/remote/offers.py",
+        " and not (self._twin is not None and self._twin.second)",
+        "",
+        "tests/roles/test_stage_driver.py -k gives_way",
+    ),
+    Mutation(
+        "a held-out loss that others tell condemns a state",
+        "coordinator/evaluator.py",
+        "told is not None and not self._divergence.doubts(told.loss)",
+        "told is not None",
+        "tests/coordinator/test_evaluator.py -k bad_news",
+    ),
+    Mutation(
+        "a held-out loss that others tell ends a doubt",
+        "coordinator/evaluator.py",
+        "self._driven is not None and not (suspected or self._suspicious)",
+        "self._driven is not None",
+        "tests/coordinator/test_evaluator.py -k ends_no_doubt",
+    ),
+    Mutation(
+        "who keeps a held-out batch holds up all evaluations",
+        "swarm/pipeline/measuring.py",
+        "asyncio.timeout(SECONDS), ",
+        "asyncio.timeout(60), ",
+        "tests/swarm/pipeline/test_measuring.py -k for_a_while",
+    ),
+    Mutation(
         "a line that nobody reaches is lent all the same",
         "roles/lender.py",
         "    if me.profile.client_mode:\n",

@@ -5,7 +5,8 @@ import pytest
 from benchmarks.lib.best_pipeline import StagePeer, best_rate, chains, driven_tensors, in_chains, served_tensors, shares
 from benchmarks.lib.counted import Added, Counts, count
 from benchmarks.lib.network import Line
-from benchmarks.lib.pipeline_cases import clients, equal, uneven
+from benchmarks.lib.pipeline_cases import clients, equal, extra_per_death, uneven
+from benchmarks.lib.pipeline_network import Measured
 
 LINE = Line(100.0, 100.0, 30.0)
 
@@ -51,3 +52,21 @@ def test_a_microbatch_that_one_stage_lacks_is_lost_unless_its_driver_is() -> Non
     assert count(added[:-1], 3, {"a"}) == Counts(lost=1, twice=0, partly=0)
     assert count(added[:-1], 3, set()) == Counts(lost=0, twice=0, partly=1)
     assert count([*added, added[5], added[5]], 3, {"a"}) == Counts(lost=0, twice=2, partly=0)
+
+
+def test_what_a_death_costs_is_told_beside_the_dead_peers_share_of_the_work() -> None:
+    found = Measured(
+        whole=240,
+        rates=[2.0],
+        rate=2.0,
+        counts=Counts(0, 0, 0),
+        again=12,
+        deaths=2,
+        sent=[],
+        busy=0.9,
+        cores=1.0,
+        load=1.0,
+    )
+    extra, share = extra_per_death(found, 3.0)  # 120 s in place of 80
+    assert extra == pytest.approx(20.0)
+    assert share == pytest.approx(20 / 3 + 6 / 3)

@@ -175,14 +175,14 @@ class Snapshot:
 def snapshot(swarm: Swarm) -> Snapshot:
     sessions = {pid: slot for slot, pid in swarm.pids.items()}
     cpu = dict.fromkeys(swarm.pids, 0.0)
-    for _, session, seconds in _processes():
+    for _, session, seconds in processes():
         if session in sessions:
             cpu[sessions[session]] += seconds
     finds, stores, size = (sum(_tally.tolist()[column::3]) for column in range(3))
     return Snapshot(time.monotonic(), cpu, finds, stores, size, _on_loopback())
 
 
-def _processes() -> list[tuple[int, int, float]]:
+def processes() -> list[tuple[int, int, float]]:
     """Every process with its session and its CPU seconds."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -213,7 +213,7 @@ def memory_of(swarm: Swarm) -> float:
 def session_memory(sessions: Collection[int]) -> int:
     """Bytes of all processes of these sessions; what several processes share counts once for all."""
     total = 0
-    for pid, session, _ in _processes():
+    for pid, session, _ in processes():
         if session in sessions:
             try:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -231,7 +231,7 @@ def free_memory() -> int:
 
 def _alive(pid: int) -> bool:
     """Is anything left of this session?"""
-    return any(session == pid for _, session, _ in _processes())
+    return any(session == pid for _, session, _ in processes())
 
 
 def _general(text: str) -> str:

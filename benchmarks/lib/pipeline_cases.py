@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.lib.best_pipeline import StagePeer, best_rate, in_chains
 from benchmarks.lib.network import Line
-from benchmarks.lib.pipeline_network import Measured, Setting, run
+from benchmarks.lib.pipeline_network import AWAY_SECONDS, Measured, Setting, run
 
 STAGES, EACH = 3, 3
 SECONDS = (4.0, 2.0, 1.0)
@@ -81,6 +81,16 @@ def network_rows(line: Line, cases: Sequence[str], length: Length, seed: int) ->
             yield _row("clients", alike, measured(clients(line)), None, base)
 
 
+def extra_per_death(ours: Measured, base: float) -> tuple[float, float]:
+    """Seconds that a death costs in all, and what of that is the dead peer's share of the work: what its stage lacks
+    while it is away, and what it had computed for a step and others compute again.
+
+    :param base: microbatches a second without deaths
+    """
+    extra = (ours.whole / ours.rate - ours.whole / base) / ours.deaths
+    return extra, AWAY_SECONDS / EACH + ours.again / ours.deaths / EACH
+
+
 def _row(
     case: str, peers: Sequence[StagePeer], ours: Measured, chained: Measured | None, base: Measured | None = None
 ) -> dict[str, Any]:
@@ -110,6 +120,11 @@ def _row(
     print(text, flush=True)
     lost, twice, partly = ours.counts
     print(f"{'':8}lost {lost}, twice {twice}, partly {partly}; deaths {ours.deaths}, calls made again {ours.again}")
+    if ours.deaths and base is not None:
+        row["extra_seconds"], row["share_seconds"] = extra_per_death(ours, base.rate)
+        row["base_rates"] = base.rates
+        text = "a death costs {extra_seconds:.1f} s, of which {share_seconds:.1f} are its share of the work"
+        print(f"{'':8}{text.format(**row)}")
     machine = f"CPU/all {ours.cores:.2f} of {os.cpu_count()}, load {ours.load:.1f}"
     note = ": this is rather the machine's rate" if ours.cores > NEAR else ""
     print(f"{'':8}devices busy {ours.busy:.2f}, {machine}{note}")

@@ -51,6 +51,7 @@ class Setting:
 class Measured:
     """What it gave.
 
+    :ivar whole: microbatches of all measured steps
     :ivar rates: microbatches a second in each measured step
     :ivar rate: over all measured steps
     :ivar again: calls that were made again for dead peers
@@ -60,6 +61,7 @@ class Measured:
     :ivar load: of the machine, in the mean, whoever caused it
     """
 
+    whole: int
     rates: list[float]
     rate: float
     counts: Counts
@@ -146,6 +148,7 @@ class Pipelines:
         moments = [end for end in ends if end is not None]
         counts = count(self._counted(), self._stages, {each.name for each in self._living})
         return Measured(
+            whole=whole,
             rates=[setting.batch / (end - begin) for begin, end in pairwise(moments)],
             rate=whole / (moments[-1] - moments[0]),
             counts=counts,

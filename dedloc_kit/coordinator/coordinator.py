@@ -149,7 +149,8 @@ class _Role:
         self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
         self._ledger = self._lasting.ledger
-        self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit)
+        driven = me.measured if isinstance(me, StagedPeer) else None
+        self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit, driven)
         self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.current().checkpoint
         self._tried: Rewinding | None = None

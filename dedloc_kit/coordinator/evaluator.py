@@ -23,6 +23,8 @@ from dedloc_kit.training.state import Position, TrainingState
 Measured = Evaluation | tuple[float, float]
 """On held-out data; without any the loss on data to train on, and that of the untrained model."""
 
+Driven = Callable[[int], Evaluation | None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +32,8 @@ class Evaluator:
     """Told what happens in the run; records what it measures and marks the checkpoints that are lost.
 
     :param state: measured on a copy, in a thread: a round must not wait for it
+    :param driven: what others make of the held-out data at a step; none if they cannot. They may say anything: it is
+        shown, but no state is lost or sound by it
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class Evaluator:
         state: TrainingState | StagedState,
         lasting: LastingRecord,
         emit: Callable[[AnyEvent], None],
+        driven: Driven | None = None,
     ) -> None:
         self._run, self._task, self._state, self._lasting, self._emit = run, task, state, lasting, emit
+        self._driven = driven
         # What the losses are compared with: where those of the run began.
         evaluations = lasting.ledger.first_and_last_evaluation()
         training = next((step.loss for step in lasting.ledger.steps(limit=1)), None)
@@ -48,6 +54,7 @@ class Evaluator:
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._running: Future[Measured] | None = None
         self._position = Position(-1, "")  # of what is measured, or was last
+        self._claimed = False  # is that what others say?
 
     @property
     def under_way(self) -> int | None:
@@ -63,9 +70,16 @@ class Evaluator:
         held_out = self._run.data.evaluation is not None
         if self._running is not None or self._position == self._state.position or not (held_out or suspected):
             return
-        model, self._position = self._state.snapshot()
-        measure: Callable[[torch.nn.Module], Measured] = self._task.evaluate if held_out else self._losses
-        self._running = self._thread.submit(measure, model)
+        self._claimed = False
+        if not held_out:
+            model, self._position = self._state.snapshot()
+            self._running = self._thread.submit(self._losses, model)
+        elif self._driven is not None and not (suspected or self._suspicious):
+            self._position = self._state.position
+            self._running = self._thread.submit(self._measure_there, self._driven)
+        else:
+            model, self._position = self._state.snapshot()
+            self._running = self._thread.submit(self._task.evaluate, model)
 
     def measure_start(self) -> None:
         """Measure what the run goes on from, unless that is known, after what is measured now."""
@@ -78,14 +92,16 @@ class Evaluator:
         """
         if self._running is None or not (wait or self._running.done()):
             return
-        running, step, self._running = self._running, self._position.step, None
+        running, self._running = self._running, None
         try:
             measured = running.result()
         except UserError as error:
-            _log.warning("no evaluation of step %d: %s", step, error)
+            _log.warning("no evaluation of step %d: %s", self._position.step, error)
             return
-        with despite_a_full_disk():
-            self._judge(step, measured)
+        step = self._position.step
+        if not self._claimed:
+            with despite_a_full_disk():
+                self._judge(step, measured)
         if not isinstance(measured, Evaluation):
             return
         if not math.isfinite(measured.loss):
@@ -110,12 +126,26 @@ class Evaluator:
         """
         self._divergence.seen(self._state.step, peers.peers, peers.paused or over)
         problem = self._divergence.problem
-        if problem or self._lasting.checkpoints.ruined.go_on:
+        if self._suspicious:
             self.start(suspected=True)
         return peers.model_copy(update={"problem": problem})
 
+    @property
+    def _suspicious(self) -> bool:
+        """Is something wrong, or not known to be right again?"""
+        return bool(self._divergence.problem or self._lasting.checkpoints.ruined.go_on)
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _measure_there(self, driven: Driven) -> Measured:
+        """Let others measure; what they cannot, or what would be bad news, is measured here, of the moment."""
+        told = driven(self._position.step)
+        if told is not None and not self._divergence.doubts(told.loss):
+            self._claimed = True
+            return told
+        model, self._position = self._state.snapshot()
+        return self._task.evaluate(model)
 
     def _losses(self, model: torch.nn.Module) -> tuple[float, float]:
         """Its loss on data to train on, and that of the untrained model."""

@@ -3,16 +3,19 @@
 Each stage is a part of the run that is averaged for itself. The run has taken a step when all stages have.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from dedloc_kit.coordinator.in_parts import evaluated_in_parts
+from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Taken, recall
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StageOffer
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress, StageOffer
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
@@ -20,10 +23,11 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
+from dedloc_kit.swarm.pipeline.measuring import NotMeasured, Swarming, measuring
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.rounds.together import Together
-from dedloc_kit.tasks import Divisible, StageTask
+from dedloc_kit.tasks import Divisible, MeasuredInParts, StageTask
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room
 from dedloc_kit.training.rooms import Rooms
@@ -35,6 +39,8 @@ KEPT_STEPS = 64
 
 FREE_SHARE = 0.5
 """Of the memory that is free at the start, for the states of stages."""
+
+_log = logging.getLogger(__name__)
 
 _Told = tuple[GlobalStep, dict[str, Contribution]]
 
@@ -240,9 +246,11 @@ def connected_to_all(
         offers = Offers(STAGES, parts[0].dht, parts[0].signer, initial_peers, lambda: None)
         offers.start()
         try:
-            me = StagedPeer(task, run, parts, offers)
-            me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).parts)
-            yield me
+            stages = [task.stage(number) for number in every]
+            with measuring(run, parts[0].dht, parts[0].signer, stages, offers.others) as others:
+                me = StagedPeer(task, run, parts, offers, others)
+                me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).parts)
+                yield me
         finally:
             offers.stop()
 
@@ -250,8 +258,16 @@ def connected_to_all(
 class StagedPeer:
     """The coordinator's machine in all stages; see `SwarmPeer` for what each name promises."""
 
-    def __init__(self, task: Divisible, run: RunConfig, parts: Sequence[SwarmPeer], offers: Offers[StageOffer]) -> None:
-        self.task, self._parts, self._first, self._offers = task, parts, parts[0], offers
+    def __init__(
+        self,
+        task: Divisible,
+        run: RunConfig,
+        parts: Sequence[SwarmPeer],
+        offers: Offers[StageOffer],
+        others: Swarming,
+    ) -> None:
+        self.task, self._parts, self._first, self._offers, self._others = task, parts, parts[0], offers, others
+        self._rows = full_rows(run, task)
         self.signer, self.dht, self.port = self._first.signer, self._first.dht, self._first.port
         optimizers = [part.optimizer for part in parts]
         state = StagedState(run, task.whole, [optimizer.state for optimizer in optimizers])
@@ -262,6 +278,16 @@ class StagedPeer:
     def pipeline(self) -> PipelineState:
         """Who holds which stage, and who drives."""
         return PipelineState.of(self._offers.others(), len(self._parts))
+
+    def measured(self, step: int) -> Evaluation | None:
+        """What the held-out loss at this step is, as those compute it who hold the stages; none if they cannot."""
+        if not isinstance(self.task, MeasuredInParts):
+            return None
+        try:
+            return evaluated_in_parts(self.task, self._rows, lambda parts: self._others.losses(parts, step))
+        except NotMeasured as reason:
+            _log.info("step %d is measured here, not in the swarm: %s", step, reason)
+            return None
 
     def reachable(self) -> dict[str, tuple[str, ...]]:
         return {peer: addresses for part in self._parts for peer, addresses in part.reachable().items()}

@@ -61,7 +61,10 @@ def lender(
         me.optimizer.load()
         me.optimizer.begin()
         emit(me.joined())
-        organizer, twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
+        organizer, twin = (
+            Organizer(me.optimizer, invitation, peer.last_step(run), emit),
+            Twin(me.optimizer.tracker.twin, emit),
+        )
         while not stop.is_set() and not organizer.ends_the_run():
             me.optimizer.check()
             twin.check()

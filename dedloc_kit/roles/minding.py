@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
 from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
@@ -11,9 +13,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.memory import Memory
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation, Progress
+from dedloc_kit.swarm.directory import twin as twins
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer
+from dedloc_kit.swarm.pipeline.member import PipelineMember
+from dedloc_kit.swarm.remote.offers import DHT_SECONDS, LIFE_SECONDS, LOOK_SECONDS, TELL_SECONDS
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 
 TWIN = "this machine's identity.key is also at work on another one, and what both give would be lost or counted wrongly"
@@ -144,18 +149,37 @@ class Organizer:
 def await_twin(me: SwarmPeer, stop: threading.Event, emit: Callable[[AnyEvent], None]) -> None:
     """Two with one key spoil each other's rounds: who comes second waits until the other one has left."""
 
-    def waiting() -> None:
-        emit(Warned(text=f"{TWIN}: this one waits until the other has left; {OWN_KEY}"))
-        emit(State(text="waiting until the other machine with this identity.key has left"))
+    me.optimizer.tracker.await_twin(stop, lambda: tell_of_waiting(emit))
 
-    me.optimizer.tracker.await_twin(stop, waiting)
+
+def await_driving_twin(member: PipelineMember, stop: threading.Event, emit: Callable[[AnyEvent], None]) -> None:
+    """The same for who only drives; it has said nothing yet, and says nothing while it waits."""
+    twin, doubtful, told = member.twin, time.monotonic() + TELL_SECONDS + LOOK_SECONDS, False
+    assert twin is not None
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            member.offers.look(DHT_SECONDS)
+        said = twin.there(LIFE_SECONDS)
+        lives = said is not None and said.time > twin.since
+        if said is None or (not lives and time.monotonic() > doubtful):  # nobody's, or what a killed process left
+            twin.forget()
+            return
+        if lives and not told:
+            told = True
+            tell_of_waiting(emit)
+        stop.wait(LOOK_SECONDS)
+
+
+def tell_of_waiting(emit: Callable[[AnyEvent], None]) -> None:
+    emit(Warned(text=f"{TWIN}: this one waits until the other has left; {OWN_KEY}"))
+    emit(State(text="waiting until the other machine with this identity.key has left"))
 
 
 class Twin:
     """A second machine with this peer's key that came later, or at the same moment."""
 
-    def __init__(self, me: SwarmPeer, emit: Callable[[AnyEvent], None]) -> None:
-        self._twin, self._emit, self._told = me.optimizer.tracker.twin, emit, False
+    def __init__(self, twin: twins.Twin[Any], emit: Callable[[AnyEvent], None]) -> None:
+        self._twin, self._emit, self._told = twin, emit, False
 
     def check(self) -> None:
         """Tell of it, once; raises UserError if it is this peer that has to give way."""

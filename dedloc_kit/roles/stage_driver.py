@@ -16,7 +16,7 @@ from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import initial_peers, recall
 from dedloc_kit.records import Decay, Invitation, Progress
-from dedloc_kit.roles.minding import Lost, Organizer, tell_of_bare, tell_reach
+from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
@@ -93,6 +93,8 @@ class _Driving:
         self._member = PipelineMember(*(run, me.dht, me.signer, me.profile, known, stages, None), pinned=False)
         self.following = _Following(me.tracker, invitation.organizer, peer.last_step(run))
         self._organizer = Organizer(self.following, invitation, peer.last_step(run), emit)
+        assert self._member.twin is not None
+        self._twin = Twin(self._member.twin, emit)
         self._problem, self._began = "", time.monotonic()
 
     def do(self, stop: threading.Event, unwanted: list[Exception]) -> None:
@@ -107,6 +109,7 @@ class _Driving:
             rows = full_rows(run, me.task)
             batches = stack.enter_context(mixtures.batches(rows, seed, Lost().warn, ahead=4))
             stack.enter_context(member.serving())
+            await_driving_twin(member, stop, self._emit)
             stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))
             member.say("online")
             self._emit(self._joined())
@@ -126,6 +129,7 @@ class _Driving:
 
     def _turn(self) -> None:
         member = self._member
+        self._twin.check()
         member.follow()
         self.following.hear(member.step)
         while not member.gone.empty():

@@ -162,7 +162,10 @@ class _Work:
             *(run, me.dht, me.signer, me.profile, known, stages, held), pinned=peer.stage is not None
         )
         me.optimizer.fills(self._member.wanted)
-        self._organizer, self._twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
+        self._organizer, self._twin = (
+            Organizer(me.optimizer, invitation, peer.last_step(run), emit),
+            Twin(me.optimizer.tracker.twin, emit),
+        )
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._mind_at, self._plan_at, self._problem = 0.0, 0.0, ""
         size = STATE_BYTES * me.optimizer.state.layout.size / self._stage.share

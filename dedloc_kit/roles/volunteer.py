@@ -125,7 +125,10 @@ def volunteer(
             emit(me.joined())
             emit(State(text="training"))
             answer = _answering(peer, me, recomputer)
-            organizer, twin = Organizer(me.optimizer, invitation, peer.last_step(run), emit), Twin(me, emit)
+            organizer, twin = (
+                Organizer(me.optimizer, invitation, peer.last_step(run), emit),
+                Twin(me.optimizer.tracker.twin, emit),
+            )
 
             def over() -> bool:
                 me.optimizer.boundary()

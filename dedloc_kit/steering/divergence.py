@@ -69,6 +69,11 @@ class Divergence:
         self._judge("measured", step, loss, 1)
         self._believe("measured")
 
+    def doubts(self, loss: float) -> bool:
+        """Is this held-out loss, which others tell, one that the coordinator has to measure itself?"""
+        start = self._start["held-out"]
+        return start is None or far_above(loss, start)
+
     def first_lost(self, step: int) -> int:
         """The state of this step is lost; of which one on it probably was: a step's training loss is that of the state
         before it. The untrained one never is."""

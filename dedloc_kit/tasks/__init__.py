@@ -140,6 +140,23 @@ class Divisible(Task, Protocol):
 
 
 @runtime_checkable
+class MeasuredInParts(Protocol):
+    """A divisible task whose `evaluate` is a mean over held-out batches, so that others can compute it in parts."""
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        """Always the same; raises UserError if the run has none."""
+        ...
+
+    def weight(self, batch: Batch) -> float:
+        """What some rows of such a batch count in the mean loss; of 0 they have none."""
+        ...
+
+    def evaluation_of(self, loss: float) -> Evaluation:
+        """What `evaluate` says of a model with this mean loss, as far as it follows from that."""
+        ...
+
+
+@runtime_checkable
 class Mixed(Task, Protocol):
     """A task whose model can have experts (`experts.mixture.Mixture`), unless its settings are against it."""
 

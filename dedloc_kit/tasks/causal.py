@@ -157,21 +157,26 @@ class Causal(PackedTask):
         Bits per byte: what all tokens of the held-out sequences take, the ends of documents included, over the bytes
         of their texts in UTF-8 as they were before the tokenizer. So runs with different vocabularies compare.
         """
-        batches = self._evaluation_batches()
+        batches = self.held_out_batches()
         with evaluating(model) as device:
             nats = tokens = 0.0
             for kept in batches:
-                batch = {name: values.to(device) for name, values in kept.items()}
-                labels = int((kept["labels"] != IGNORED).sum())
+                batch, labels = {name: values.to(device) for name, values in kept.items()}, self.weight(kept)
                 nats += self.loss(model, batch, 0).item() * labels
                 tokens += labels
             samples = self._continuations.written(model) if self._continuations else ()
-        loss, bits = nats / tokens, nats / math.log(2) / self._bytes
-        told = {"perplexity": math.exp(min(loss, 30.0)), BITS_PER_BYTE: bits}
-        metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
-        return Evaluation(loss=loss, metrics=metrics, samples=samples)
+        return self.evaluation_of(nats / tokens).model_copy(update={"samples": samples})
 
-    def _evaluation_batches(self) -> list[Batch]:
+    def weight(self, batch: Batch) -> float:
+        return float((batch["labels"] != IGNORED).sum())
+
+    def evaluation_of(self, loss: float) -> Evaluation:
+        tokens = sum(map(self.weight, self.held_out_batches()))
+        told = {"perplexity": math.exp(min(loss, 30.0)), BITS_PER_BYTE: loss * tokens / math.log(2) / self._bytes}
+        metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
+        return Evaluation(loss=loss, metrics=metrics)
+
+    def held_out_batches(self) -> Sequence[Batch]:
         if not self._evaluation:
             held_out = self.held_out_packs()
             self._bytes = held_out.bytes

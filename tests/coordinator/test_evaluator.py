@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.coordinator.evaluator import Evaluator
+from dedloc_kit.coordinator.evaluator import Driven, Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
-from dedloc_kit.records import GlobalStep, Receipt
+from dedloc_kit.records import Evaluation, GlobalStep, Receipt
 from dedloc_kit.steering.divergence import STEPS
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import TrainingState
@@ -22,7 +22,7 @@ NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}
 class Measured:
     """A run that one process takes alone, step by step."""
 
-    def __init__(self, folder: Path, **sections: Any) -> None:
+    def __init__(self, folder: Path, driven: Driven | None = None, **sections: Any) -> None:
         run = tiny_run(**sections)
         task = TinyTask(run)
         groups = task.parameter_groups
@@ -32,7 +32,7 @@ class Measured:
         self.lasting = LastingRecord(folder, keep=3)
         self.lasting.begin(None)
         self.events: list[AnyEvent] = []
-        self.evaluator = Evaluator(run, task, self.state, self.lasting, self.events.append)
+        self.evaluator = Evaluator(run, task, self.state, self.lasting, self.events.append, driven)
 
     @property
     def steps(self) -> list[int]:
@@ -110,3 +110,43 @@ def test_what_goes_wrong_with_the_model_that_it_goes_on_from_stands_in_the_log(
     run.evaluator.finish(wait=True)  # what is begun later is done later
     assert run.steps == [0]
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_others_measure_what_they_can_and_are_not_believed_in_what_is_bad_news(tmp_path: Path) -> None:
+    say: dict[int, float] = {1: 0.5, 2: 100.0, 3: math.nan}
+    asked = list[int]()
+
+    def driven(step: int) -> Evaluation | None:
+        asked.append(step)
+        return Evaluation(loss=say[step]) if step in say else None
+
+    run = Measured(tmp_path, driven)
+    losses = list[float]()
+    for _ in range(4):
+        run.evaluator.start()
+        run.evaluator.finish(wait=True)
+        losses.append(next(event.loss for event in reversed(run.events) if isinstance(event, Evaluated)))
+        run.step()
+    assert run.steps == asked == [0, 1, 2, 3]
+    assert losses[1] == 0.5
+    assert not {100.0, math.nan} & set(losses), "of these the coordinator has measured the loss itself"
+    assert losses[2] != losses[3] != losses[0]
+    assert run.problem() == ""
+
+
+def test_what_others_say_ends_no_doubt_of_the_coordinator(tmp_path: Path) -> None:
+    asked = list[int]()
+
+    def driven(step: int) -> Evaluation | None:
+        asked.append(step)
+        return Evaluation(loss=0.5) if step else None
+
+    run = Measured(tmp_path, driven)
+    run.evaluator.start()
+    run.evaluator.finish(wait=True)
+    run.step()
+    for _ in range(STEPS):
+        run.step(loss=1e6)
+    assert "the training loss is 1e+06" in run.problem()
+    run.evaluator.finish(wait=True)
+    assert (asked, run.problem()) == ([0], ""), "it has measured that itself"

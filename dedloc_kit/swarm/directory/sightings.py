@@ -36,7 +36,7 @@ class Sightings:
         directory: Directory[Progress],
         summaries: Summaries,
         following: Following,
-        twin: Twin,
+        twin: Twin[Progress],
         seconds: float,
     ) -> None:
         self._me, self._directory, self._summaries, self._following = me, directory, summaries, following

@@ -78,7 +78,7 @@ class Tracker(threading.Thread):
         )
         self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
         self._following = Following(signer.peer, self._summaries)
-        self.twin = Twin(session, float(get_dht_time()))
+        self.twin: Twin[Progress] = Twin(session, float(get_dht_time()))
         self._sightings = Sightings(
             signer.peer, self._directory, self._summaries, self._following, self.twin, TIME_TO_LIVE
         )

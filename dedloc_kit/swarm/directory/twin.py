@@ -5,15 +5,35 @@ may be taken for the other's. A session that began later than this one is a twin
 earlier may be what a killed process left, until it goes on speaking.
 """
 
-from hivemind.utils import get_dht_time
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from dedloc_kit.records import Progress
+from hivemind.utils import get_dht_time
 
 MAX_LEFT = 2
 """So many records at most are seen of a session that is over: one that a first node had, and a newer one."""
 
 
-class Twin:
+class Said(Protocol):
+    """A record of some session."""
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def since(self) -> float:
+        """When it began; whoever began later gives way."""
+        ...
+
+    @property
+    def time(self) -> float: ...
+
+    def model_copy(self, *, update: dict[str, Any]) -> Self: ...
+
+
+S = TypeVar("S", bound=Said)
+
+
+class Twin(Generic[S]):
     """What is known of other sessions of this peer's key.
 
     :param session: this one's name
@@ -22,11 +42,11 @@ class Twin:
 
     def __init__(self, session: str, since: float) -> None:
         self.session, self.since = session, since
-        self.last: Progress | None = None
+        self.last: S | None = None
         """What another session said last, whether it is alive or over."""
         self._spoke = 0
 
-    def see(self, said: Progress | None) -> None:
+    def see(self, said: S | None) -> None:
         """This stands in the directory under this peer's key."""
         if said is None or said.session in ("", self.session):
             return
@@ -35,7 +55,7 @@ class Twin:
         if self.last is None or said.time > self.last.time:
             self._spoke, self.last = self._spoke + 1, said
 
-    def there(self, seconds: float) -> Progress | None:
+    def there(self, seconds: float) -> S | None:
         """The last record of another session, if it is not older than that."""
         return self.last if self.last is not None and self.last.time + seconds > get_dht_time() else None
 
@@ -53,11 +73,11 @@ class Twin:
         """Is it this session that has to give way? Both come to the same answer."""
         return self.certain and self.last is not None and self._is_second(self.last)
 
-    def echo(self) -> Progress | None:
+    def echo(self) -> S | None:
         """What this session may say to let the other one know of it: its own words, so that nobody else is misled."""
         now = float(get_dht_time())
         mine = {"session": self.session, "since": self.since, "time": now}
         return None if self.last is None else self.last.model_copy(update=mine)
 
-    def _is_second(self, other: Progress) -> bool:
+    def _is_second(self, other: S) -> bool:
         return (self.since, self.session) > (other.since, other.session)

@@ -169,17 +169,6 @@ class Driver:
             self._kept.close()
             await self._peers.close()
 
-    async def loss(self, batch: Batch) -> float:
-        """Of a microbatch that counts nowhere, with whatever steps the stages hold. `run` must be under way."""
-        hidden: Packed | None = None
-        for stage in self._stages:
-            call = self._call("forward", stage, batch)
-            answered = await self._insist(stage, call, _content(batch, stage, hidden), any_step=True)
-            if answered.output is not None:
-                hidden = self._packed(answered.output)
-        assert answered.loss is not None
-        return answered.loss
-
     def heard(self, client: StageClient) -> None:
         """What it was sent for a step before the one that it holds has counted."""
         self._kept.drop(client.peer, client.step)
@@ -270,14 +259,14 @@ class Driver:
                 gradient, exponent = scaled(answered.output, self._settings.form)
         return loss
 
-    def _call(self, what: Any, stage: Cut, batch: Batch, step: int = 0, number: int = 0) -> Call:
+    def _call(self, what: Any, stage: Cut, batch: Batch, step: int, number: int) -> Call:
         rows, length = _shape(batch)
         return Call(what=what, stage=stage.number, number=number, step=step, rows=rows, length=length)
 
     def _packed(self, hidden: Tensor) -> Packed:
         return packed(in_form(hidden, self._settings.form), self._settings.form)
 
-    async def _insist(self, stage: Cut, call: Call, content: Content, *, any_step: bool = False) -> Answered:
+    async def _insist(self, stage: Cut, call: Call, content: Content) -> Answered:
         """Have a call answered, if need be by others; raises Stale or GivenUp.
 
         Whoever does not answer a backward call may have added the microbatch, and is asked again as long as it is
@@ -286,17 +275,16 @@ class Driver:
         refusals, failures, last = 0, 0, ""
         size = content.size + answer_bytes(call, stage, self._settings.form)
         while True:
-            client = await self._peers.choose(stage, None if any_step else call.step, size, last)
+            client = await self._peers.choose(stage, call.step, size, last)
             try:
-                asked = call.model_copy(update={"step": client.step}) if any_step else call
-                answered = await client.call(asked, content, size)
+                answered = await client.call(call, content, size)
             except CallFailed as failed:
                 _log.debug("stage %d: %s: %s", stage.number, client.peer, failed)
                 failures += 1
                 last = client.peer if call.what == "backward" and failures < REFUSALS else ""
                 self._peers.avoid(client.peer, BUSY_SECONDS if last else AVOIDED_SECONDS)
             except CallRefused as refused:
-                if refused.why == "stale" and refused.step > call.step and not any_step:
+                if refused.why == "stale" and refused.step > call.step:
                     raise Stale(f"stage {stage.number} holds step {refused.step}") from None
                 busy = refused.why in ("stale", "closed", "full")
                 refusals += not busy and refused.why != "stage"
@@ -309,7 +297,7 @@ class Driver:
                     if not self._peers.holds(client):
                         continue  # it has gone with the answer
                     self._kept.add(Backward(client.peer, call), content)
-                self._checks.look(client, asked, content, answered, size)
+                self._checks.look(client, call, content, answered, size)
                 return answered
 
     async def _make_again(self, backward: Backward) -> None:

@@ -15,6 +15,7 @@ from dedloc_kit.blocks.stages import Move
 from dedloc_kit.records import Begun, StageMove, StageOffer
 from dedloc_kit.run import MAX_BATCHES, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
@@ -51,6 +52,8 @@ class PipelineMember:
     :param pinned: whether its owner has chosen the stage
     :ivar came: when it began to take this stage, by the clock of the directory
     :ivar upload: bytes per second that this peer has sent in recent rounds; none if it is not known
+    :ivar twin: what is known of other sessions of this key, by what these offer, if this peer only drives; before it is
+        online it offers nothing, and hides no word of theirs
     :ivar gone: peers of which a driver has seen that they are
     :ivar losses: of the microbatches that this peer has driven
     """
@@ -79,7 +82,8 @@ class PipelineMember:
         self.turns = Turns()
         self.gone: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.losses: queue.SimpleQueue[float] = queue.SimpleQueue()
-        self.offers = Offers(STAGES, node, signer, known, self.offer)
+        self.twin: Twin[StageOffer] | None = None if held is not None else Twin(profile.session, self.came)
+        self.offers = Offers(STAGES, node, signer, known, self._said, self.twin)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
         self._full: tuple[int, float] = (-1, math.inf)
@@ -235,6 +239,9 @@ class PipelineMember:
             return None
         changed = {"stage": self._move.stage, "state": "joining", "begun": None, "microbatches_per_second": 0.0}
         return self.offer().model_copy(update={**changed, "moving": None, "step": 0, "queue": 0})
+
+    def _said(self) -> StageOffer | None:
+        return None if self.twin is not None and self._state == "joining" else self.offer()
 
     def offer(self) -> StageOffer:
         """What this peer says of itself."""

@@ -179,10 +179,9 @@ class StagePeers:
         """Wait until it takes one more call."""
         await self._changes.until(lambda: client.hop.calls < CALLS_AT_A_TIME)
 
-    async def choose(self, stage: Cut, step: int | None, size: int, last: str) -> StageClient:
+    async def choose(self, stage: Cut, step: int, size: int, last: str) -> StageClient:
         """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
 
-        :param step: None for any
         :param size: bytes of the call and its answer
         :param last: whom to take before all others, if it is there; empty for nobody
         """
@@ -191,7 +190,7 @@ class StagePeers:
             fit = [
                 client
                 for client in there
-                if step in (None, client.step)
+                if client.step == step
                 and client.hop.calls < CALLS_AT_A_TIME
                 and now > self._avoided.get(client.peer, 0.0)
                 and (last not in {other.peer for other in there} or client.peer == last)
@@ -199,7 +198,7 @@ class StagePeers:
             if fit:
                 chosen = hops.choose([client.hop for client in fit], size, now, random.random())
                 return self._clients[chosen.name]
-            if step is not None and there and all(client.step > step for client in there):
+            if there and all(client.step > step for client in there):
                 raise Stale(f"stage {stage.number} is further than step {step}")
             await self._changes.wait(BUSY_SECONDS)
 

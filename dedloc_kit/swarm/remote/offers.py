@@ -13,6 +13,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import HostOffer, StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Signer
@@ -35,14 +36,23 @@ class Offers(threading.Thread, Generic[Offer]):
 
     :param known: addresses of the peers that this one joined through
     :param mine: what this peer says of itself now; none if it offers nothing
+    :param twin: sees what stands there under this peer's key before a new word hides it; if it is this peer that has to
+        give way, the other one's word stays
     """
 
     def __init__(
-        self, kind: Kind[Offer], node: Node, signer: Signer, known: Sequence[str], mine: Callable[[], Offer | None]
+        self,
+        kind: Kind[Offer],
+        node: Node,
+        signer: Signer,
+        known: Sequence[str],
+        mine: Callable[[], Offer | None],
+        twin: Twin[Any] | None = None,
     ) -> None:
         super().__init__(name="offers", daemon=True)
         self._node, self._signer = node, signer
         self._mine: Callable[[], Offer | None] = mine
+        self._twin = twin
         self.rejections = Rejections()
         """Of records that are ignored, by reason."""
         self._directory: Directory[Offer] = Directory(
@@ -108,25 +118,33 @@ class Offers(threading.Thread, Generic[Offer]):
         self._wake.set()
         if self.is_alive():
             self.join(DHT_SECONDS)
-        if self._told is not None:
+        if self._told is not None and not (self._twin is not None and self._twin.second):
             with suppress(Exception):  # the others find out
                 self._store(last).result(DHT_SECONDS)
 
     def _turn(self) -> None:
+        if self._twin is not None:
+            self._look()
         mine = self._mine()
         if mine is not None and (_changed(mine, self._told) or time.monotonic() > self._told_at + TELL_SECONDS):
             self._told, self._told_at = mine, time.monotonic()
             self._store(mine).result(DHT_SECONDS)
+        if self._twin is None:
+            self._look()
+        with self._looked:
+            self._done = self._begun
+            self._looked.notify_all()
+
+    def _look(self) -> None:
         found = self._directory.look(peers=len(self._seen), timeout=DHT_SECONDS)
-        found.pop(self._signer.peer, None)
+        own = found.pop(self._signer.peer, None)
+        if self._twin is not None:
+            self._twin.see(own)
         self._seen = {peer: offer for peer, offer in found.items() if offer is not None}
         gone = [key for key in self._first_seen if key[0] not in self._seen]
         for key in gone:
             del self._first_seen[key]
         self.connections.keep(self._seen)
-        with self._looked:
-            self._done = self._begun
-            self._looked.notify_all()
 
     def _store(self, offer: Offer | None) -> Any:
         return self._directory.store(self._signer, offer, peers=len(self._seen))

@@ -10,6 +10,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.events import Failed, Joined, Left, State, Warned
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
@@ -25,7 +26,7 @@ SLOW = {"TINY_PAUSE": "0.2"}
 
 def test_who_came_later_is_a_twin_at_once_and_who_came_before_only_if_it_goes_on_speaking() -> None:
     now = get_dht_time()
-    mine = Twin("b1", since=now)
+    mine: Twin[Progress] = Twin("b1", since=now)
     mine.see(None)
     mine.see(progress(session="", time=now))  # of a version that did not say it
     mine.see(progress(session="b1", since=now, time=now))
@@ -38,7 +39,7 @@ def test_who_came_later_is_a_twin_at_once_and_who_came_before_only_if_it_goes_on
     assert mine.there(1.0) is None
     mine.see(progress(session="a1", since=now - 60.0, time=now))
     assert mine.second
-    first = Twin("a1", since=now - 60.0)
+    first: Twin[Progress] = Twin("a1", since=now - 60.0)
     first.see(progress(session="b1", since=now, time=now))
     assert first.certain
     assert not first.second, "both come to one answer"
@@ -46,7 +47,7 @@ def test_who_came_later_is_a_twin_at_once_and_who_came_before_only_if_it_goes_on
 
 def test_two_that_began_in_the_same_moment_come_to_one_answer() -> None:
     now = get_dht_time()
-    twins = {name: Twin(name, since=now) for name in ("a1", "b1")}
+    twins: dict[str, Twin[Progress]] = {name: Twin(name, since=now) for name in ("a1", "b1")}
     for name, other in (("a1", "b1"), ("b1", "a1")):
         for more in range(MAX_LEFT + 1):
             twins[name].see(progress(session=other, since=now, time=now + more))

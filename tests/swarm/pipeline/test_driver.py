@@ -51,6 +51,9 @@ def test_a_peer_that_is_gone_in_the_middle_costs_nothing(pipeline: Pipeline, wha
 
     def die(given: Given) -> None:
         if given.call.what == what and sum(call.call.what == what for call in dying.calls) == 1:  # its second
+            until = time.monotonic() + 30
+            while what == "backward" and not driver._kept.of("1b") and time.monotonic() < until:
+                time.sleep(0.01)  # the answer to the first one is on its way
             pipeline.loop.soon(pipeline.network.cut, "1b")
             time.sleep(0.1)
 
@@ -231,17 +234,6 @@ def test_a_peer_whose_line_alone_breaks_keeps_what_it_was_sent(pipeline: Pipelin
     assert not driver.again
     assert not pipeline.gone
     assert close(pipeline.sums(), plain_sum(batches))
-
-
-def test_the_loss_of_a_microbatch_is_had_without_adding_it(pipeline: Pipeline) -> None:
-    driver = pipeline.drive("d", [])
-    batch = microbatches(1)[0]
-    hidden = None
-    for stage in pipeline.stages:
-        hidden = stage.forward(stage.build_model(), hidden, batch)
-    assert hidden is not None
-    assert pipeline.run(driver.loss(batch)) == pytest.approx(float(hidden.detach()), abs=1e-6)
-    assert pipeline.samples() == [0, 0, 0]
 
 
 def test_a_microbatch_that_is_refused_everywhere_is_of_no_step(

@@ -1,4 +1,5 @@
-// The stages that the model is cut into: who holds each and how fast, who moves, what limits the run, and who drives.
+// The stages that the model is cut into: who holds each and how fast, which microbatches are there, who moves, what
+// limits the run, and who drives.
 
 import { build, figure, keyed, section, setAttribute, setName, setText } from "../dom.js";
 import { count, large, plural } from "../format.js";
@@ -8,12 +9,14 @@ import { tableBeside } from "../table.js";
 import { viewHead } from "./head.js";
 
 const BOXES = 12; // peers of a stage that have one of their own
+const DOTS = 24; // calls of a stage that have one of their own
 const TALLEST = 14; // rem, of the boxes of the fastest stage together
 const KEYS = {
   holding: "computes",
   moving: "moves, and computes until then",
   joining: "loads its stage, or leaves",
   gap: "nobody",
+  call: "a call of a microbatch that waits there",
 };
 const STATES = { joining: "loads", online: "computes", moving: "moves", leaving: "leaves" };
 
@@ -129,14 +132,18 @@ function stagesPanel() {
             build("span", { class: "badge", text: "limits the run" }),
           ),
           build("p", { class: "note" }),
+          build("p", { class: "calls", role: "img" }),
           build("ul", { class: "stage-peers", "aria-label": `Who holds stage ${count(stage.number)}` }),
         ),
       (column, stage) => {
-        const [title, note, boxes] = column.children;
+        const [title, note, calls, boxes] = column.children;
         const limits = pipeline.limiting.includes(stage.number);
         column.classList.toggle("limits", limits);
         title.lastChild.hidden = !limits;
         setText(note, aboutStage(stage));
+        calls.style.setProperty("--calls", Math.min(stage.queue, DOTS));
+        setAttribute(calls, "aria-label", `${plural(stage.queue, "call")} waiting`);
+        setText(calls, stage.queue > DOTS ? `and ${count(stage.queue - DOTS)} more` : "");
         showBoxes(boxes, stage, fastest);
       },
     );
@@ -144,20 +151,27 @@ function stagesPanel() {
     everyone.refresh();
   }
 
-  function showBoxes(boxes, { holders, peers }, fastest) {
+  function showBoxes(boxes, { number, holders, peers }, fastest) {
     const shown = peers.length > BOXES ? peers.slice(0, BOXES - 1) : peers;
     const more = peers.length - shown.length;
     const items = holders ? [...shown] : [{ kind: "gap" }, ...shown];
     if (more) items.push({ kind: "others", more });
+    items.push(...comingTo(number));
     keyed(
       boxes,
       items,
-      ({ kind, peer }) => (kind ? `-${kind}` : peer),
+      ({ kind, peer }) => (kind ? `-${kind}${peer ?? ""}` : peer),
       ({ kind, peer }) =>
-        kind
+        kind && !peer
           ? build("li", { class: kind }, build("span"))
           : build("li", {}, build("a", { class: "name", href: pageOf(peer) }), build("span")),
       (box, item) => {
+        if (item.kind === "coming") {
+          box.className = "coming";
+          setName(box.firstChild, nameOf(item, names));
+          setText(box.lastChild, `comes from stage ${count(item.from)}`);
+          return;
+        }
         if (item.kind) {
           setText(box.firstChild, item.more ? `and ${plural(item.more, "more peer")}` : "nobody");
           return;
@@ -170,6 +184,16 @@ function stagesPanel() {
         setAttribute(box, "title", `${plural(item.queue, "call")} waiting, ${large(item.served)} samples through it`);
       },
     );
+  }
+
+  /** Who is on the way from another stage to this one. */
+  function comingTo(number) {
+    const all = known.flatMap((from) =>
+      from.peers
+        .filter(({ state, moving_to: to }) => state === "moving" && to === number && to !== from.number)
+        .map(({ peer, name }) => ({ kind: "coming", peer, name, from: from.number })),
+    );
+    return all.slice(0, BOXES);
   }
 
   return { element: part.section, update };
