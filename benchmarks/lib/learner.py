@@ -38,7 +38,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * learning_rate(self.run.optimizer, self.step)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         self.step += 1
 
     def weights(self) -> Tensor:

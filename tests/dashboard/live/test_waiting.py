@@ -26,9 +26,22 @@ def peers(rate: float = 1.0, upload: float | None = 50 * MBIT) -> tuple[PeerSeen
 
 
 def steps(compute: float = 0.0, average: float | None = 62.0, count: int = ROUNDS) -> list[GlobalStep]:
-    parts = {"compute": compute, "gather": 1.0, "average": average, "apply": 1.0}
-    done = {"samples": 64, "loss": None, "peers": 3, "seconds": 64.0}
-    return [GlobalStep(step=step, round="ab", time=64.0 * step, **done, **parts) for step in range(1, count + 1)]
+    return [
+        GlobalStep(
+            step=step,
+            round="ab",
+            time=64.0 * step,
+            samples=64,
+            loss=None,
+            peers=3,
+            seconds=64.0,
+            compute=compute,
+            gather=1.0,
+            average=average,
+            apply=1.0,
+        )
+        for step in range(1, count + 1)
+    ]
 
 
 def exact() -> RunConfig:
