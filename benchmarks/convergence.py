@@ -21,7 +21,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import chain, islice, pairwise, product
@@ -249,23 +249,34 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
     )
 
 
-def with_small_model(arguments: argparse.Namespace) -> list[Result] | list[sparse_steps.Result]:
-    """Measure with a small ALBERT, or a small decoder in stages or in local steps, on `--text` or the demo's text."""
+@contextlib.contextmanager
+def prepared(arguments: argparse.Namespace) -> Iterator[None]:
+    """In a folder with a tokenizer and what is to be read, of `--text` or the demo's text."""
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
             found = [text for source in sources for text in in_order(source, texts, warn=print)]
             prepare(found or collect_documents())
-        if arguments.sparse:
-            steps, rate, seed = arguments.steps or 1200, arguments.rate or 0.006, arguments.seeds[0]
-            settings = sparse_steps.Settings(steps, arguments.local_steps, rate, seed)
-            return sparse_steps.measure(settings, arguments.variants, arguments.workers)
+        yield
+
+
+def with_small_model(arguments: argparse.Namespace) -> list[Result]:
+    """Measure with a small ALBERT, or a small decoder in stages."""
+    with prepared(arguments):
         if arguments.pipeline:
             steps, rate = arguments.steps or 300, arguments.rate or 0.003
             cut = {seed: pipelined.pipelined_run(steps, rate, seed) for seed in arguments.seeds}
             return [each for seed in cut for each in measure_pipelined(cut[seed], arguments.variants, seed)]
         runs = {seed: run_of(arguments.steps or 400, arguments.rate or 0.005, seed) for seed in arguments.seeds}
         return measure_all(runs, arguments)
+
+
+def with_sparse_steps(arguments: argparse.Namespace) -> list[sparse_steps.Result]:
+    """Measure with a small decoder in local steps."""
+    steps, rate, seed = arguments.steps or 1200, arguments.rate or 0.006, arguments.seeds[0]
+    settings = sparse_steps.Settings(steps, arguments.local_steps, rate, seed)
+    with prepared(arguments):
+        return sparse_steps.measure(settings, arguments.variants, arguments.workers)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -308,15 +319,20 @@ def main() -> None:
         parser.error(f"no variant {min(unknown)!r}; choose from: {', '.join(known)}")
     if arguments.run and (arguments.pipeline or arguments.sparse):
         parser.error("--pipeline and --sparse have a run of their own; leave --run out")
-    if arguments.run:
+    results: Sequence[Result | sparse_steps.Result]
+    if arguments.sparse:
+        results = found = with_sparse_steps(arguments)
+        print(sparse_steps.table(found))
+    elif arguments.run:
         recipe = load_run(arguments.run, arguments.overrides)
         if not Path(str(recipe.task.options["tokenizer"])).exists():
             prepare_tokenizer(recipe)
         runs = {seed: recipe.model_copy(update={"seed": seed}) for seed in arguments.seeds}
-        results: Sequence[Result | sparse_steps.Result] = measure_all(runs, arguments)
+        results = trained = measure_all(runs, arguments)
+        print(table(trained))
     else:
-        results = with_small_model(arguments)
-    print(sparse_steps.table(results) if arguments.sparse else table(results))
+        results = trained = with_small_model(arguments)
+        print(table(trained))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
 
