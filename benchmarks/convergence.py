@@ -3,6 +3,7 @@
     python benchmarks/convergence.py --text FOLDER --json FILE
     python benchmarks/convergence.py --run RUN.toml --overrides FILE.toml      # a recipe's task, data and optimizer
     python benchmarks/convergence.py --pipeline     # the activations and gradients of stages, see lib/pipelined.py
+    python benchmarks/convergence.py --sparse --text FOLDER     # sparse local steps, see lib/sparse_steps.py
 
 Four peers are played one after another in this process, on the same batches in the same order for every variant, so
 that nothing depends on timing: what differs is the algorithm alone. The all-reduce is the swarm's without its network:
@@ -20,7 +21,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import chain, islice, pairwise, product
@@ -29,9 +30,10 @@ from pathlib import Path
 import pyarrow
 import torch
 from pyarrow import parquet
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.lib import pipelined
+from benchmarks.lib import pipelined, sparse_steps
+from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
@@ -41,11 +43,9 @@ from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
 from dedloc_kit.swarm.averaging.codec import Codec, codec_of, decode
 from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Float16
 from dedloc_kit.swarm.averaging.feedback import Feedback
-from dedloc_kit.tasks import Batch, Divisible, Task, create_task
+from dedloc_kit.tasks import Batch, Divisible, create_task
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.outer import NesterovSGD
-from dedloc_kit.training.schedule import learning_rate
 
 PEERS, MICROBATCH = 4, 16
 HELD_OUT = 12  # one document in so many is kept for the evaluation
@@ -136,50 +136,6 @@ class AllReduce:
         message = self._averaged[reducer].encode(down, total.div_(MICROBATCH * PEERS), begin, average)
         self.sent_bytes += message.ByteSize() * (PEERS - 1)
         return average
-
-
-class Learner:
-    """A model and its optimizer, as each peer of a run has them."""
-
-    def __init__(self, run: RunConfig, task: Task, state: str = "float32") -> None:
-        self.run, self.task, self.model = run, task, task.build_model()
-        self.parameters = list(self.model.parameters())
-        self.layout = FlatLayout.of(self.parameters)
-        groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
-        # Not in the run, whose first weights and data depend on all that it says.
-        self.optimizer = build_optimizer(run.optimizer.model_copy(update={"state": state}), groups)
-        self.step = 0
-
-    def gradient(self, batch: Batch) -> Tensor:
-        """The gradient of a batch's mean loss as a flat vector."""
-        return self._flat(torch.autograd.grad(self.task.loss(self.model, batch, self.step), self.parameters))
-
-    def set_gradient(self, flat: Tensor) -> None:
-        for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):
-            parameter.grad = view.clone()
-
-    def update(self, rate: float = 1.0) -> None:
-        """Take a step with the parameters' gradients, and clear them."""
-        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_gradient_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * learning_rate(self.run.optimizer, self.step)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-
-    def weights(self) -> Tensor:
-        """The parameters as a flat vector."""
-        return self._flat([parameter.detach() for parameter in self.parameters])
-
-    def set_weights(self, weights: Tensor) -> None:
-        for view, parameter in zip(self.layout.views(weights), self.parameters, strict=True):
-            parameter.data.copy_(view)
-
-    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        flat = torch.empty(self.layout.size)
-        for view, tensor in zip(self.layout.views(flat), tensors, strict=True):
-            view.copy_(tensor)
-        return flat
 
 
 def train(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]]) -> int:
@@ -293,19 +249,34 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
     )
 
 
-def with_small_model(arguments: argparse.Namespace) -> list[Result]:
-    """Measure with a small ALBERT, or a small decoder in stages, on `--text` or the demo's text."""
+@contextlib.contextmanager
+def prepared(arguments: argparse.Namespace) -> Iterator[None]:
+    """In a folder with a tokenizer and what is to be read, of `--text` or the demo's text."""
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
             found = [text for source in sources for text in in_order(source, texts, warn=print)]
             prepare(found or collect_documents())
+        yield
+
+
+def with_small_model(arguments: argparse.Namespace) -> list[Result]:
+    """Measure with a small ALBERT, or a small decoder in stages."""
+    with prepared(arguments):
         if arguments.pipeline:
             steps, rate = arguments.steps or 300, arguments.rate or 0.003
             cut = {seed: pipelined.pipelined_run(steps, rate, seed) for seed in arguments.seeds}
             return [each for seed in cut for each in measure_pipelined(cut[seed], arguments.variants, seed)]
         runs = {seed: run_of(arguments.steps or 400, arguments.rate or 0.005, seed) for seed in arguments.seeds}
         return measure_all(runs, arguments)
+
+
+def with_sparse_steps(arguments: argparse.Namespace) -> list[sparse_steps.Result]:
+    """Measure with a small decoder in local steps."""
+    steps, rate, seed = arguments.steps or 1200, arguments.rate or 0.006, arguments.seeds[0]
+    settings = sparse_steps.Settings(steps, arguments.local_steps, rate, seed)
+    with prepared(arguments):
+        return sparse_steps.measure(settings, arguments.variants, arguments.workers)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -327,8 +298,11 @@ def main() -> None:
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
     parser.add_argument("--pipeline", action="store_true", help="a small decoder in three stages")
-    parser.add_argument("--steps", type=int, help="global batches without --run (default: 400; with --pipeline 300)")
-    parser.add_argument("--rate", type=float, help="LAMB's (default: 0.005) or with --pipeline AdamW's (0.003)")
+    parser.add_argument("--sparse", action="store_true", help="a small decoder in local steps that go up sparse")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8], help="with --sparse, powers of two")
+    parser.add_argument("--local-steps", type=int, default=15, help="with --sparse, between two exchanges")
+    parser.add_argument("--steps", type=int, help="global batches without --run (400; --pipeline: 300; --sparse: 1200)")
+    parser.add_argument("--rate", type=float, help="LAMB's (0.005), or AdamW's (--pipeline: 0.003; --sparse: 0.006)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
@@ -337,21 +311,28 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     arguments = parser.parse_args()
-    known = PIPELINED if arguments.pipeline else VARIANTS
-    arguments.variants = arguments.variants or list(known)
+    known: Sequence[str] = list(PIPELINED if arguments.pipeline else VARIANTS)
+    if arguments.sparse:
+        known = [*sparse_steps.LOCAL, sparse_steps.GRADIENTS]
+    arguments.variants = arguments.variants or known
     if unknown := set(arguments.variants).difference(known):
         parser.error(f"no variant {min(unknown)!r}; choose from: {', '.join(known)}")
-    if arguments.pipeline and arguments.run:
-        parser.error("--pipeline has a run of its own; leave --run out")
-    if arguments.run:
+    if arguments.run and (arguments.pipeline or arguments.sparse):
+        parser.error("--pipeline and --sparse have a run of their own; leave --run out")
+    results: Sequence[Result | sparse_steps.Result]
+    if arguments.sparse:
+        results = found = with_sparse_steps(arguments)
+        print(sparse_steps.table(found))
+    elif arguments.run:
         recipe = load_run(arguments.run, arguments.overrides)
         if not Path(str(recipe.task.options["tokenizer"])).exists():
             prepare_tokenizer(recipe)
         runs = {seed: recipe.model_copy(update={"seed": seed}) for seed in arguments.seeds}
-        results = measure_all(runs, arguments)
+        results = trained = measure_all(runs, arguments)
+        print(table(trained))
     else:
-        results = with_small_model(arguments)
-    print(table(results))
+        results = trained = with_small_model(arguments)
+        print(table(trained))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
 

@@ -75,6 +75,20 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_measuring.py -k for_a_while",
     ),
     Mutation(
+        "a volunteer that boasts has the page ask for helpers",
+        "dashboard/live/waiting.py",
+        "if run.averaging.overlap and median",
+        "if False and median",
+        "tests/dashboard/live/test_waiting.py -k boast",
+    ),
+    Mutation(
+        "helpers are asked for where volunteers' own lines are slow",
+        "dashboard/live/waiting.py",
+        "median(uploads) < OWN_LINES * reducing",
+        "median(uploads) < 0.0 * reducing",
+        "tests/dashboard/live/test_waiting.py -k own_lines",
+    ),
+    Mutation(
         "a line that nobody reaches is lent all the same",
         "roles/lender.py",
         "    if me.profile.client_mode:\n",

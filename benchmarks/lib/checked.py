@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from benchmarks.convergence import Learner
 from benchmarks.lib.gang import Gang
+from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig

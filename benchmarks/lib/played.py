@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from benchmarks.convergence import Learner
 from benchmarks.lib.attacked import Averaged, Brought, Swarm
 from benchmarks.lib.checked import Checks
 from benchmarks.lib.gang import Excused, Gang
 from benchmarks.lib.hostile_peers import Attack
+from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.probation import Probation

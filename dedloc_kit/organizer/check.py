@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from dedloc_kit.display.console import Console
+from dedloc_kit.display.helping import Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
@@ -17,9 +18,8 @@ from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
-from dedloc_kit.organizer.helping import gain
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
-from dedloc_kit.organizer.prediction import DAY, HERE, Helpers, Prediction, Volunteers, fits, predict, volunteers_rate
+from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
@@ -82,7 +82,7 @@ def check(
 
     for line in describe_prediction(run, predicted(helpers)):
         console.print(line)
-    if told := gain(predicted, helpers):
+    if told := gain(lambda more: predicted(more).step, helpers):
         console.print(f"helpers       {told}")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dedloc_kit.display.helping import Helpers
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.needs import gpu_memory_needed
@@ -74,15 +75,6 @@ class Volunteers:
     """In each of their machines."""
     reachable: bool = False
     """Others can connect to them: they add up a share for all. Colab, Kaggle and most homes cannot be reached."""
-
-
-@dataclass(frozen=True)
-class Helpers:
-    """Some who lend a line (`dedloc lend`) and train nothing."""
-
-    count: int
-    line: float
-    """Bytes per second in each direction."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """How long a round takes over given lines: in a formula what `benchmarks/rounds.py` finds with the real all-reduce.
 
-Reducers average nothing before it is agreed who counts, so gradients and averages travel one after the other. In both
-halves a reducer of the share s has s times a vector to exchange with each other member, and every other value of its
-own; whoever cannot be reached has all of its own. With the shares dealt out at best a half takes as long as the slowest
+A reducer of the share s has s times a vector to exchange with each other member, and every other value of its own;
+whoever cannot be reached has all of its own. With the shares dealt out at best a round takes as long as the slowest
 line needs for its own values, or all reducers together for everyone's (DeDLOC, section 3.2).
 
-Where there are rows, the same holds in each of them: the reducers of a row have only its members to serve, and clients
-are spread so that no row has much more to do for its bandwidth than others. Between the halves the owners of the same
-values in all rows average these.
+In one group averages travel while gradients still do, and what a line carries up and down counts each for itself: of
+local steps that go up sparse the averages alone decide.
+
+Where there are rows, reducers average nothing before it is agreed who counts, so there are two halves: gradients, and
+then averages. The reducers of a row have only its members to serve, and clients are spread so that no row has much more
+to do for its bandwidth than others. Between the halves the owners of the same values in all rows average these.
 """
 
 import math
@@ -15,8 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHARE_OF_LINE = 1 / 1.4
-"""What an all-reduce makes of a line: with four hosts on 25 to 100 Mbit/s it took 1.2 to 1.4 times as long as its bytes
-alone would, with 16 to 128 simulated members 1.3 to 1.5 times (benchmarks/README.md)."""
+"""What an all-reduce makes of a line where there are rows: with four hosts on 25 to 100 Mbit/s it took 1.2 to 1.4 times
+as long as its bytes alone would, with 16 to 128 simulated members 1.3 to 1.5 times (benchmarks/README.md)."""
+SHARE_OF_BOTH_WAYS = 1 / 1.15
+"""The same of one group, beside what is left over when the last gradients have come: simulated rounds of 7 to 64
+members took 0.93 to 1.2 times as long as this says (benchmarks/README.md)."""
+PART_BYTES = 131_072 * 4.13 / 8
+"""Of a message of averages in 4 bits. A reducer's last one cannot go before all have sent what it is made of."""
 TOLD_BYTES = 2_200.0
 """What a peer sends beside that, for each member: introductions, rolls, certificates (1,250 with 16 members, 1,900 with
 64, 2,700 with 256, as benchmarks/README.md has it)."""
@@ -31,7 +38,7 @@ ROW, MOST_ROWS = 64, 32
 MIN_REDUCERS = 2
 """A row with fewer joins another one (`swarm/averaging/row_meeting.py`)."""
 MEAN_SIZE = 2.0
-"""Of a row's mean, which travels in 8 bits, by that of gradients in 4 bits; it is little, so this serves for all."""
+"""Of a row's mean, which travels in 8 bits, by that of averages in 4 bits; it is little, so this serves for all."""
 STREAMS_BETWEEN = 3
 """Of a reducer, for each other row: 10, 16 and 27 more than within its own were the most with 2, 4 and 8 rows."""
 
@@ -56,15 +63,15 @@ class RoundTime:
     """Of one round, in seconds.
 
     :ivar rows: in which it is
-    :ivar collecting: until reducers have the gradients
-    :ivar averaging: until everyone has the averages
+    :ivar exchanging: gradients and averages
+    :ivar averaging: averages alone
     :ivar telling: what is said on the way there
     :ivar streams: of the processor of a member that reduces
     :ivar vanishing: what those who vanish in the middle cost, on average over rounds
     """
 
     rows: int
-    collecting: float
+    exchanging: float
     averaging: float
     telling: float
     streams: float
@@ -72,7 +79,7 @@ class RoundTime:
 
     @property
     def network(self) -> float:
-        return self.collecting + self.averaging + self.telling
+        return self.exchanging + self.telling
 
 
 def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: float = STAY) -> RoundTime:
@@ -82,20 +89,24 @@ def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: f
     :param averages: the same of their averages
     :param stay: seconds until a member vanishes, on average
     """
-    members = sum(line.count for line in lines)
-    reducers = sum(line.count for line in lines if line.reachable)
+    members, reducers = _count(lines), _count([line for line in lines if line.reachable])
     mortal = sum(line.count for line in lines if line.reachable and line.gives)
     rows = rows_of(members, reducers)
-    collecting = half_seconds([line for line in lines if line.gives], lines, gradients, rows) / SHARE_OF_LINE
-    between = (rows - 1) / rows * (MEAN_SIZE * gradients + averages) / row_rate(lines, rows)
+    between = (rows - 1) / rows * (MEAN_SIZE + 1) * averages / row_rate(lines, rows)
     averaging = (between + half_seconds(lines, lines, averages, rows)) / SHARE_OF_LINE
+    if rows == 1:
+        last = min(1.0, reducers * PART_BYTES / averages) * half_seconds(lines, lines, averages)
+        exchanging = (both_ways_seconds(lines, gradients, averages) + last) / SHARE_OF_BOTH_WAYS
+    else:
+        givers = [line for line in lines if line.gives]
+        exchanging = half_seconds(givers, lines, gradients, rows) / SHARE_OF_LINE + averaging
     telling = TOLD_BYTES * members / min(line.rate for line in lines) / SHARE_OF_LINE
     streams = STREAM_SECONDS * ((members + reducers) / rows - 2 + STREAMS_BETWEEN * (rows - 1))
     # A dead member is waited for. When a reducer dies, all averages are made and sent once more, in all rows: what was
     # there of them is lost, by the last one who dies meanwhile.
-    silence = min(1.0, members * (collecting + averaging + telling + streams) / stay) * PATIENCE
+    silence = min(1.0, members * (exchanging + telling + streams) / stay) * PATIENCE
     lost = averaging + math.expm1(-averaging * mortal / stay) * stay / mortal if mortal else 0.0
-    return RoundTime(rows, collecting, averaging, telling, streams, silence + lost)
+    return RoundTime(rows, exchanging, averaging, telling, streams, silence + lost)
 
 
 def rows_of(members: int, reducers: int) -> int:
@@ -104,15 +115,34 @@ def rows_of(members: int, reducers: int) -> int:
     return min(rows, max(1, reducers // MIN_REDUCERS))
 
 
+def both_ways_seconds(lines: Sequence[Line], gradients: float, averages: float) -> float:
+    """The least time in which a group exchanges gradients and averages if they travel at once.
+
+    What all reducers send, and get, together is the same however the shares are dealt out, but for what those who give
+    gradients reduce of their own.
+    """
+    reducers = [line for line in lines if line.reachable]
+    both = [line for line in reducers if line.gives]
+    own = row_rate(both) / row_rate(reducers)  # of each vector, what those who give reduce, as their lines are
+    up = (_count(lines) - 1) * averages + (_count(both) - own) * gradients
+    down = (_count([line for line in lines if line.gives]) - own) * gradients + (_count(reducers) - 1) * averages
+    slowest = max((max(gradients, averages) if line.gives else averages) / line.rate for line in lines)
+    return max(slowest, max(up, down) / row_rate(reducers))
+
+
 def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float, rows: int = 1) -> float:
     """The least time in which these exchange their own values of a vector of so many bytes with the reducers."""
-    members = sum(line.count for line in lines) / rows
+    members = _count(lines) / rows
     besides = (members - 1) / members
     slowest = max(size * (besides if line.reachable else 1.0) / line.rate for line in own)
-    others = min(members - 1, sum(line.count for line in own) / rows)
+    others = min(members - 1, _count(own) / rows)
     return max(slowest, others * size / row_rate(lines, rows))
 
 
 def row_rate(lines: Sequence[Line], rows: int = 1) -> float:
     """Bytes per second of all reducers of a row together."""
     return sum(line.count * line.rate for line in lines if line.reachable) / rows
+
+
+def _count(lines: Sequence[Line]) -> int:
+    return sum(line.count for line in lines)

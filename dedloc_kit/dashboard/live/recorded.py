@@ -33,6 +33,7 @@ class Recorded:
         self._counted: tuple[int, int] | None = None
         self._opened = 0
         self._people: list[Person] = []
+        self._recent: list[GlobalStep] = []
         self._summary: dict[str, Any] = _NOTHING
 
     def read(self, ask: Callable[[Ledger], T]) -> T | None:
@@ -61,6 +62,11 @@ class Recorded:
         self._count()
         return self._summary
 
+    def recent(self) -> list[GlobalStep]:
+        """The last global steps, oldest first."""
+        self._count()
+        return self._recent
+
     def close(self) -> None:
         with self._opening:
             if self._ledger is not None:
@@ -73,7 +79,8 @@ class Recorded:
             version = self.version()
             if version is None or version != self._counted:
                 self._people = self.read(Ledger.people) or []
-                self._summary = self.read(lambda ledger: _summed_up(ledger, self._people)) or _NOTHING
+                self._recent = self.read(lambda ledger: ledger.steps(max(0, ledger.last_step() - PACE_STEPS))) or []
+                self._summary = self.read(lambda ledger: _summed_up(ledger, self._people, self._recent)) or _NOTHING
                 self._counted = version
 
     def _open(self) -> Ledger | None:
@@ -112,12 +119,10 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _summed_up(ledger: Ledger, people: list[Person]) -> dict[str, Any]:
-    last = ledger.last_step()
-    recent = ledger.steps(after=max(0, last - PACE_STEPS))
+def _summed_up(ledger: Ledger, people: list[Person], recent: list[GlobalStep]) -> dict[str, Any]:
     ends = ledger.first_and_last_evaluation()
     return {
-        "step": last,
+        "step": ledger.last_step(),
         "samples_total": ledger.samples_total(),
         "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
         "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,

@@ -14,6 +14,7 @@ from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.live.losses import left_out
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
 from dedloc_kit.dashboard.live.recorded import Recorded
+from dedloc_kit.dashboard.live.waiting import advice
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline, pipeline
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
@@ -70,7 +71,7 @@ class RunView:
         self._heard = 0.0  # monotonic time of the last event
         self._events = 0
         self._message = ""
-        self._data_notice: schemas.LogLine | None = None
+        self._standing: dict[str, schemas.LogLine] = {}  # notices that hold as long as what they tell of
         self._notices: deque[schemas.LogLine] = deque(maxlen=NOTICES)
         self._checkpoint: schemas.Checkpoint | None = None
         self._revision = 0
@@ -96,7 +97,7 @@ class RunView:
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
                     self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
-                    self._notice_of_data(left_out(peers))
+                    self._tell("data", left_out(peers))
                 case PipelineState():
                     self._pipeline = event
                 case Pushed(step=step, url=url):
@@ -109,10 +110,12 @@ class RunView:
                     self._gone, self._peers, self._message = True, (), f"the coordinator left at global step {step}"
             self._peers_changed |= (self._peers, self._wanted.countries, self._pipeline) != before
 
-    def _notice_of_data(self, text: str) -> None:
-        """It stays one notice, of the time when its words changed."""
-        if text != (self._data_notice.text if self._data_notice else ""):
-            self._data_notice = schemas.LogLine(time=time.time(), text=text) if text else None
+    def _tell(self, subject: str, text: str) -> None:
+        """It stays one notice of this subject, of the time when its words changed; none if there is nothing to say."""
+        if not text:
+            self._standing.pop(subject, None)
+        elif subject not in self._standing or text != self._standing[subject].text:
+            self._standing[subject] = schemas.LogLine(time=time.time(), text=text)
 
     def version(self) -> Hashable:
         """Something else than before as soon as an answer may differ."""
@@ -128,9 +131,10 @@ class RunView:
 
     def state(self) -> schemas.RunState:
         """The run in a glance."""
-        known = self._recorded.summary()
+        known, recent = self._recorded.summary(), self._recorded.recent()
         self.version()  # brings the revision up to date
         with self._lock:
+            self._tell("lines", advice(self._run, recent, self._peers))
             problem = self._recorded.problem or (None if self._lost() else self._wanted.problem) or None
             return schemas.RunState(
                 **known, **self._now(known), **_checked(self._wanted.checks), problem=problem, revision=self._revision
@@ -400,7 +404,7 @@ class RunView:
             "access": self._run.access.who,
             "status": status,
             "message": self._message[:NOTICE_LENGTH],
-            "notices": [*self._notices, *filter(None, [self._data_notice])],
+            "notices": [*self._notices, *self._standing.values()],
             "stages": None if self._run.pipeline is None else self._run.pipeline.count,
             "bottleneck": None if (seen := self._seen_pipeline()) is None else seen.bottleneck,
             "total_steps": self._run.optimizer.total_steps,

@@ -1,13 +1,24 @@
 """Whether a run would gain from lent lines, in words."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dedloc_kit.display.human import count
-from dedloc_kit.organizer.prediction import Helpers, Prediction
 
 MUCH, LITTLE = 0.1, 0.05
 """Of the volunteers' time that is spent waiting: what is worth a word, and what is as good as none."""
 MBIT = 1e6 / 8
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Some who lend a line (`dedloc lend`) and train nothing."""
+
+    count: int
+    line: float
+    """Bytes per second in each direction."""
+
+
 OFFERS = tuple(Helpers(number, line * MBIT) for line, most in ((100, 1), (1000, 5)) for number in range(1, most + 1))
 """In the order in which they are easier to find."""
 ENDLESS = Helpers(1, 1e6 * MBIT)
@@ -18,16 +29,16 @@ def waiting(step: float, ideal: float) -> float:
     return max(0.0, 1.0 - ideal / step)
 
 
-def gain(predicted: Callable[[Sequence[Helpers]], Prediction], helpers: Sequence[Helpers]) -> str:
+def gain(step: Callable[[Sequence[Helpers]], float], helpers: Sequence[Helpers]) -> str:
     """What a run with these helpers would gain from more; empty if that is little.
 
-    :param predicted: of a run with such helpers
+    :param step: seconds of a global step with such helpers
     """
-    now, ideal = predicted(helpers).step, predicted([*helpers, ENDLESS]).step
+    now, ideal = step(helpers), step([*helpers, ENDLESS])
     lost = waiting(now, ideal)
     if lost < MUCH:
         return ""
-    left = [(waiting(predicted([*helpers, offer]).step, ideal), offer) for offer in OFFERS]
+    left = [(waiting(step([*helpers, offer]), ideal), offer) for offer in OFFERS]
     enough = next((offer for rest, offer in left if rest <= LITTLE), None)
     rest, best = min(left, key=lambda found: found[0])
     if enough is None and lost - rest < MUCH:
