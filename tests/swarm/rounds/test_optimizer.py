@@ -91,7 +91,7 @@ class Volunteer:
         self._parameters = list(replica.model.parameters())
         self.gradients: Gradients | LocalSteps = Gradients([self._parameters], state.layout)
         if run.averaging.mode == "local-steps":
-            local = torch.optim.SGD(self._parameters)
+            local = Lamb(self._parameters, lr=0.1)
             self.gradients = LocalSteps(
                 [replica], state, local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
             )
