@@ -13,6 +13,7 @@ import pydoc_data.topics
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -172,8 +173,9 @@ def _simulated(options: argparse.Namespace) -> Setting:
     slowness = [1.0 + 0.5 * k if options.uneven else 1.0 for k in range(options.peers)]
     rate = sum(SAMPLES_PER_MICROBATCH / options.microbatch_seconds / slow for slow in slowness)
     batch = max(1, round(rate * options.step_seconds))
+    averaging = tomllib.loads(f"averaging = {{ {options.averaging} }}")
     return Setting(
-        run=simulated_run("simulated", int(options.parameters), options.microbatch_seconds, batch),
+        run=simulated_run("simulated", int(options.parameters), options.microbatch_seconds, batch, **averaging),
         microbatch=SAMPLES_PER_MICROBATCH,
         step_seconds=options.step_seconds,
         steps=options.steps,
@@ -237,6 +239,7 @@ def _parse() -> argparse.Namespace:
     add("--step-seconds", type=float, default=15.0, help="work in a global step, if no device waits")
     add("--microbatch-seconds", type=float, default=1.0, help="of the simulated device")
     add("--steps", type=int, default=3, help="global steps to measure, after two to warm up")
+    add("--averaging", default="", help="of the simulated run: 'mode = \"local-steps\", overlap = false', say")
     add("--uneven", action="store_true", help="the peers' simulated devices take 1, 1.5, 2 ... times as long")
     add("--real-peers", type=int, default=2, help="volunteers of the second table; 0 leaves it out")
     add("--real-step-seconds", type=float, default=20.0, help="work in a global step of the second table")

@@ -2,6 +2,7 @@
 
     python benchmarks/convergence.py --text FOLDER --json FILE
     python benchmarks/convergence.py --run RUN.toml --overrides FILE.toml      # a recipe's task, data and optimizer
+    python benchmarks/convergence.py --decoder --variants plain "10 local steps" "10 local steps, overlapped"
     python benchmarks/convergence.py --pipeline     # the activations and gradients of stages, see lib/pipelined.py
     python benchmarks/convergence.py --sparse --text FOLDER     # sparse local steps, see lib/sparse_steps.py
 
@@ -59,11 +60,14 @@ class Variant:
     """None: a plain loop, without any code of the swarm."""
     feedback: bool = True
     overlap: bool = False
-    """A gradient is applied when the next one has been computed: it is one global step old."""
+    """A gradient is applied when the next one has been computed: it is one global step old. With local steps: an
+    average comes when the next ones have been taken, so an exchange takes as long as these."""
     local_steps: int = 0
     """DiLoCo: so many steps of each peer alone, then one on the mean of what they changed."""
     local_rate: float = 1.0
     """The learning rate of local steps relative to that of global steps, whose batch is larger."""
+    outer: tuple[float, float] | None = None
+    """Learning rate and momentum of the step on the mean; none: as the run says."""
 
 
 _MIXED = Codec(Blockwise4Bit(), Blockwise8Bit(), Float16(), Blockwise8Bit())
@@ -81,6 +85,11 @@ VARIANTS = {
     "4bit up, 8bit down, overlapped": Variant(_MIXED, overlap=True),
     "10 local steps": Variant(codec_of("none"), local_steps=10),
     "10 local steps, half the rate": Variant(codec_of("none"), local_steps=10, local_rate=0.5),
+    "10 local steps, overlapped": Variant(codec_of("none"), local_steps=10, overlap=True),
+    "10 local steps, 4bit": Variant(codec_of("4bit"), local_steps=10),
+    "10 local steps, 4bit, overlapped": Variant(codec_of("4bit"), local_steps=10, overlap=True),
+    "10 local steps, sparse": Variant(codec_of("sparse"), local_steps=10, outer=(1.0, 0.0)),
+    "10 local steps, sparse, overlapped": Variant(codec_of("sparse"), local_steps=10, outer=(1.0, 0.0), overlap=True),
 }
 
 
@@ -163,18 +172,30 @@ def train(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]]) 
 
 
 def train_locally(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]], all_reduce: AllReduce) -> None:
-    """DiLoCo: every peer takes its steps alone, then all take one Nesterov step along the mean of their changes."""
+    """DiLoCo: every peer takes its steps alone, then all take one Nesterov step along the mean of their changes.
+
+    Overlapped, each goes on from there by what it has changed while that mean was on its way.
+    """
     peers = [copy.deepcopy(learner) for _ in range(PEERS)]
     settings = learner.run.averaging
-    outer = NesterovSGD(learner.parameters, settings.outer_learning_rate, settings.outer_momentum)
+    outer = NesterovSGD(learner.parameters, *(variant.outer or (settings.outer_learning_rate, settings.outer_momentum)))
+    averages: list[Tensor] = []
     for first in range(0, len(steps), variant.local_steps):
-        common = learner.weights()
+        ways = []
         for number, peer in enumerate(peers):
-            peer.set_weights(common)
+            begin = peer.weights()
             for batches in steps[first : first + variant.local_steps]:
                 peer.task.loss(peer.model, batches[number], peer.step).backward()
                 peer.update(variant.local_rate)
-        learner.set_gradient(all_reduce.average([common - peer.weights() for peer in peers]))
+            ways.append(peer.weights() - begin)
+        averages.append(all_reduce.average([-way for way in ways]))
+        if len(averages) > variant.overlap:
+            learner.set_gradient(averages.pop(0))
+            outer.step()
+        for peer, way in zip(peers, ways, strict=True):
+            peer.set_weights(learner.weights() + way if variant.overlap else learner.weights())
+    for average in averages:
+        learner.set_gradient(average)
         outer.step()
 
 
@@ -228,6 +249,12 @@ def prepare(texts: Sequence[str]) -> None:
     train_tokenizer(iter(parts["train"][::4]), 2000, Path("tokenizer"))
 
 
+def decoder_run(steps: int, rate: float, seed: int) -> RunConfig:
+    """The small decoder of `--pipeline`, in one piece."""
+    run = pipelined.pipelined_run(steps, rate, seed)
+    return run.model_copy(update={"pipeline": None, "global_batch": PEERS * MICROBATCH})
+
+
 def run_of(steps: int, rate: float, seed: int) -> RunConfig:
     """A quarter of the small sahajbert's parameters. Relative paths: the first weights depend on all of this."""
     size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -261,13 +288,15 @@ def prepared(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def with_small_model(arguments: argparse.Namespace) -> list[Result]:
-    """Measure with a small ALBERT, or a small decoder in stages."""
+    """Measure with a small ALBERT, or a small decoder, in one piece or in stages."""
     with prepared(arguments):
         if arguments.pipeline:
             steps, rate = arguments.steps or 300, arguments.rate or 0.003
             cut = {seed: pipelined.pipelined_run(steps, rate, seed) for seed in arguments.seeds}
             return [each for seed in cut for each in measure_pipelined(cut[seed], arguments.variants, seed)]
-        runs = {seed: run_of(arguments.steps or 400, arguments.rate or 0.005, seed) for seed in arguments.seeds}
+        run, usual = (decoder_run, (300, 0.003)) if arguments.decoder else (run_of, (400, 0.005))
+        steps, rate = arguments.steps or usual[0], arguments.rate or usual[1]
+        runs = {seed: run(steps, rate, seed) for seed in arguments.seeds}
         return measure_all(runs, arguments)
 
 
@@ -298,11 +327,16 @@ def main() -> None:
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
     parser.add_argument("--pipeline", action="store_true", help="a small decoder in three stages")
+    parser.add_argument("--decoder", action="store_true", help="a small decoder and AdamW instead of ALBERT and LAMB")
     parser.add_argument("--sparse", action="store_true", help="a small decoder in local steps that go up sparse")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8], help="with --sparse, powers of two")
     parser.add_argument("--local-steps", type=int, default=15, help="with --sparse, between two exchanges")
-    parser.add_argument("--steps", type=int, help="global batches without --run (400; --pipeline: 300; --sparse: 1200)")
-    parser.add_argument("--rate", type=float, help="LAMB's (0.005), or AdamW's (--pipeline: 0.003; --sparse: 0.006)")
+    parser.add_argument(
+        "--steps", type=int, help="global batches without --run (400; --decoder, --pipeline: 300; --sparse: 1200)"
+    )
+    parser.add_argument(
+        "--rate", type=float, help="LAMB's (0.005), or AdamW's (--decoder, --pipeline: 0.003; --sparse: 0.006)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(

@@ -159,7 +159,8 @@ class AveragingConfig(Section):
     the swarm has gone through a global batch the peers average what they have learned and take an outer step
     (DiLoCo, Douillard et al. 2023): for slow lines, with a global batch that is many times larger."""
     overlap: bool = True
-    """Average while the next batch accumulates (gradients are then up to one global step old).
+    """Average while the next batch accumulates (gradients are then up to one global step old). With `local-steps` each
+    peer's own steps go on meanwhile, and from the average on when it comes.
     With `false` every peer waits for the average: exact large-batch training."""
     overfull: Annotated[bool, LATER] = False
     """What is computed after the batch is full, until its round begins, belongs to the next one, and where rounds take

@@ -3771,6 +3771,51 @@ MUTATIONS = (
         "tests/training/test_devices.py -k without_its_samples",
     ),
     Mutation(
+        "a part of a round is known by where the replica was, which goes on from elsewhere meanwhile",
+        "training/local_steps.py",
+        "                mine.copy_(theirs + (mine - base) if moved else theirs)\n",
+        "                mine.copy_(theirs + (mine - base) if moved else theirs)\n"
+        "            for way, base, theirs in zip(self._outgoing, self._base, fresh, strict=False):\n"
+        "                way.add_(base - theirs)\n",
+        "tests/training/test_local_steps.py -k fixed_before",
+    ),
+    Mutation(
+        "a way that has counted in a round in doubt is sent once more",
+        "training/local_steps.py",
+        "                torch._foreach_add_(self._base, counted.held)",
+        "                pass",
+        "tests/training/test_local_steps.py -k in_doubt",
+    ),
+    Mutation(
+        "the way from before a rewind goes into the next round",
+        "training/local_steps.py",
+        "            self._base = self._copy()  # a round may",
+        "            # a round may",
+        "tests/training/test_local_steps.py -k before_a_rewind",
+    ),
+    Mutation(
+        "a way that was forgotten counts all the same",
+        "training/local_steps.py",
+        "            if self.tally.outgoing:  # unless",
+        "            if self._outgoing:  # unless",
+        "tests/training/test_local_steps.py -k before_a_rewind",
+    ),
+    Mutation(
+        "a device takes over the parameters that its samples are in before these have counted",
+        "swarm/rounds/optimizer.py",
+        """        if counts:  # before a device can take over the parameters that this is in
+            self._accumulator.count_outgoing()
+        with self._exchange.averager.vector.held() as average:
+            self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
+""",
+        """        with self._exchange.averager.vector.held() as average:
+            self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
+        if counts:
+            self._accumulator.count_outgoing()
+""",
+        "tests/swarm/rounds/test_optimizer.py -k however_soon",
+    ),
+    Mutation(
         "the devices of a host part in local steps",
         "training/local_steps.py",
         "                theirs.copy_(mine)",

@@ -2,6 +2,10 @@
 
 After DiLoCo (Douillard et al. 2023, arXiv 2311.08105): what travels is how far a peer has moved away from the shared
 parameters, once for many local steps. Everything else (rounds, weights by samples, faults) is as with gradients.
+
+With `averaging.overlap` local steps go on during a round. When its average comes, the peer goes on from the new shared
+parameters by the way that it has gone since its part was fixed (as in Streaming DiLoCo, Douillard et al. 2025, arXiv
+2501.18512); its optimizer remembers what it did.
 """
 
 import threading
@@ -36,7 +40,7 @@ class LocalSteps:
         max_norm: float,
         learning_rate: Callable[[int], float],
     ) -> None:
-        self.tally = Tally[list[Tensor]]()  # a doubt holds where the replica was
+        self.tally = Tally[list[Tensor]]()  # a doubt holds the way that was outgoing
         self._layout, self._optimizer = state.layout, optimizer
         self._parameters, *others = (list(replica.model.parameters()) for replica in replicas)
         self._others = dict(enumerate(others, start=1))
@@ -45,7 +49,8 @@ class LocalSteps:
         self._gathered = [Sums() for _ in replicas]  # toward the next local step
         self._step = 0  # whose parameters the newest of it was computed with
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
-        self._snapshot = self._base
+        # A way, not where the replica was: it stays true when that goes on from other shared parameters meanwhile.
+        self._outgoing: list[Tensor] = []
 
     @torch.no_grad()
     def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
@@ -104,25 +109,25 @@ class LocalSteps:
     def load_outgoing(self, flat: Tensor) -> None:
         """`flat` takes the way from where the replica is to what has counted: as a gradient it points back."""
         with self._lock:
-            self._snapshot = self._copy()
+            self._outgoing = [end - begin for begin, end in zip(self._base, self._parameters, strict=True)]
             self.tally.send()
-            base = self._base
-        for way, begin, end in zip(self._layout.views(flat), base, self._snapshot, strict=True):
-            torch.sub(begin.cpu(), end.cpu(), out=way)
+        for view, way in zip(self._layout.views(flat), self._outgoing, strict=True):
+            torch.neg(way.cpu(), out=view)
 
     def doubt(self, round_id: str) -> None:
-        self.tally.doubt(round_id, self._snapshot)
+        self.tally.doubt(round_id, self._outgoing)
 
     def count_outgoing(self) -> None:
         with self._lock:
-            self._base = self._snapshot
+            if self.tally.outgoing:  # unless it has been forgotten since
+                torch._foreach_add_(self._base, self._outgoing)
             self.tally.count()
 
     def settle(self, rounds: Iterable[str]) -> None:
         with self._lock:
             counted = self.tally.settle(rounds)
             if counted is not None:
-                self._base = counted.held
+                torch._foreach_add_(self._base, counted.held)
 
     def drop_older_than(self, step: int) -> int:
         """A way is as good from newer parameters on; nothing is dropped."""
@@ -134,6 +139,7 @@ class LocalSteps:
             self.tally.drop_outgoing()
             self.tally.drop_fresh()
             self._gathered = [Sums() for _ in self._gathered]
+            self._base = self._copy()  # a round may begin before the replica goes on from elsewhere
         return dropped
 
     def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:

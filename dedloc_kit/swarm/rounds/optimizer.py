@@ -395,7 +395,9 @@ class CollaborativeOptimizer:
             seconds=outcome.seconds,
             signed=outcome.signed,
         )
-        began = time.monotonic()
+        began, counts = time.monotonic(), self._signer.peer in outcome.contributions
+        if counts:  # before a device can take over the parameters that this is in
+            self._accumulator.count_outgoing()
         with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
         done = time.monotonic()
@@ -403,9 +405,7 @@ class CollaborativeOptimizer:
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        if self._signer.peer in outcome.contributions:
-            self._accumulator.count_outgoing()
-        else:
+        if not counts:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
             self._rounds.batch.drop_stale()

@@ -29,9 +29,10 @@ from dedloc_kit.tasks.in_blocks import ORIGIN
 from dedloc_kit.training.devices import Computed
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import Replica, TrainingState
-from tests.swarm.harness import PlainDHT, belief, profile, progress
+from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
 BATCH, MICROBATCH = 10, 2
@@ -88,7 +89,12 @@ class Volunteer:
         state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         replica = Replica(state, torch.device("cpu"))
         self._parameters = list(replica.model.parameters())
-        self.gradients = Gradients([self._parameters], state.layout)
+        self.gradients: Gradients | LocalSteps = Gradients([self._parameters], state.layout)
+        if run.averaging.mode == "local-steps":
+            local = Lamb(self._parameters, lr=0.1)
+            self.gradients = LocalSteps(
+                [replica], state, local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
+            )
         self.averager = Averager(SharedVector(state.layout))
         me, self.organizer = (Signer(Identity(folder / name)) for name in ("me", "organizer"))
         self.peer, self._directory = me.peer, Directory(dht, PROGRESS, run.run_id, reject=pytest.fail)
@@ -123,12 +129,21 @@ class Volunteer:
         self._directory.store(self.organizer, told, peers=1)
         self.tracker.refresh()
 
+    @property
+    def weights(self) -> torch.Tensor:
+        """What its device holds."""
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+
     def compute(self, gradient: float = 0.0) -> None:
         """A microbatch, each of whose gradients is this number."""
+        self.take(gradient)
+        self.optimizer.boundary()
+
+    def take(self, gradient: float) -> None:
+        """The same, before the device looks what is due."""
         for parameter in self._parameters:
             parameter.grad = torch.full_like(parameter, gradient)
         self.optimizer.accumulate([Computed(0, MICROBATCH, 1.0, rescaled=False, batch=self.batch)])
-        self.optimizer.boundary()
 
     def compute_until_ahead(self, gradient: float = 0.0) -> None:
         self.optimizer.boundary()  # what the background is quicker with than the device
@@ -261,6 +276,51 @@ def test_after_a_round_that_failed_a_device_goes_on_until_the_next_one_which_tak
     assert me.optimizer.ahead != overlap
     with me.averager.vector.held() as flat:
         assert flat.tolist() == pytest.approx([2.0] * len(flat))
+
+
+def test_local_steps_go_on_beside_a_round_and_from_its_average_on_however_soon_a_device_takes_that_over(
+    tmp_path: Path,
+) -> None:
+    me = Volunteer(tmp_path, mode="local-steps")
+    state = me.optimizer.state
+    state.listen(lambda: me.optimizer.refresh(0))  # a device that has waited for it
+    for step in range(1, 4):
+        me.optimizer.boundary()  # what the background is quicker with than the device
+        while not me.optimizer.closed:
+            me.compute(1.0)
+        fixed = me.weights
+        me.compute_until_ahead(1.0)
+        late = me.weights - fixed
+        assert bool(late.any())
+        assert len(me.averager.brought) == step
+        me.end_round("complete", me.peer)
+        shared = torch.cat([parameter.detach().flatten() for parameter in state.parameters])
+        assert torch.allclose(me.weights, shared + late, atol=1e-6)
+    assert [mine.samples for mine in me.averager.brought] == [BATCH] * 3
+
+
+@pytest.mark.parametrize("mode", ["global-batch", "local-steps"])
+def test_a_round_begins_beside_the_microbatch_of_a_slow_device_which_counts_for_the_samples_that_it_has(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = Volunteer(tmp_path, mode=mode)
+    fast = progress(
+        run_id=me.optimizer.run.run_id,
+        step=0,
+        round="",
+        samples=BATCH - MICROBATCH,
+        sketch=me.optimizer.state.sketch,
+        fixed=True,
+        time=get_dht_time(),
+    )
+    me._directory.store(Signer(Identity(tmp_path / "fast")), fast, peers=2)
+    me.tracker.refresh()
+    monkeypatch.setattr(me.tracker, "start", lambda: None)
+    me.optimizer.begin()
+    me.take(0.0)  # and the device is at its next one from now on
+    wait_until(lambda: bool(me.averager.brought), "it waits for the device")
+    assert me.averager.brought[-1].samples == MICROBATCH
+    me.optimizer._leaving.set()
 
 
 @pytest.mark.parametrize("overlap", [True, False])
