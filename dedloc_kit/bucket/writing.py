@@ -1,13 +1,20 @@
 """A run's bucket as its organizer's machine writes it."""
 
+import hashlib
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from dedloc_kit.bucket.contents import CHUNK_BYTES, Chunk
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import asking, check_login
+
+BATCH = 8
+"""Files that are written at once."""
+
+Put = Callable[[Mapping[str, bytes | memoryview]], None]
 
 
 class Writer(Protocol):
@@ -110,6 +117,24 @@ class LocalFolder:
         return UserError(
             f"{self._folder} cannot be written ({error.strerror}); free some space, or let this user write there"
         )
+
+
+def digest_of(content: bytes | memoryview) -> str:
+    """The name of a file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def put_whole(content: memoryview, put: Put) -> tuple[Chunk, ...]:
+    """Write something large as files, some at a time."""
+    chunks, files = list[Chunk](), dict[str, bytes | memoryview]()
+    for begin in range(0, len(content), CHUNK_BYTES):
+        part = content[begin : begin + CHUNK_BYTES]
+        chunks.append(Chunk(digest=digest_of(part), size=len(part)))
+        files[chunks[-1].digest] = part
+        if len(files) == BATCH or begin + CHUNK_BYTES >= len(content):
+            put(files)
+            files = {}
+    return tuple(chunks)
 
 
 def writer_of(downloads: str, folder: Path | None, run_id: str) -> Writer:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from dedloc_kit.bucket.trying import try_bucket
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
@@ -37,6 +38,7 @@ def check(
     helpers: Sequence[Helpers] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
+    downloads_folder: Path | None = None,
     **settings: object,
 ) -> None:
     """Try the run's data and model on this machine and print what it takes.
@@ -44,6 +46,7 @@ def check(
     :param coordinator_line: bytes per second in each direction
     :param helpers: who lend a line; not to a run in stages
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
+    :param downloads_folder: what is shown at `averaging.downloads`, if that is the address of a folder
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
@@ -56,6 +59,8 @@ def check(
     console.print(f"\n{run.run_id}", style="bold")
     for line in describe(run, rehearsed):
         console.print(line)
+    if run.averaging.downloads is not None and not offline:
+        console.print(f"downloads     {try_bucket(run.averaging.downloads, downloads_folder, run.run_id)}")
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:

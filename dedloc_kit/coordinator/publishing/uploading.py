@@ -1,16 +1,14 @@
 """What the coordinator puts into the run's bucket, in a thread of its own, so that training never waits for it."""
 
-import hashlib
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.bucket.contents import CHUNK_BYTES, MAX_AVERAGES, MAX_STATES, Chunk, Index, Stored, size_of
-from dedloc_kit.bucket.writing import Writer
+from dedloc_kit.bucket.contents import MAX_AVERAGES, MAX_STATES, Index, Stored, size_of
+from dedloc_kit.bucket.writing import Writer, digest_of, put_whole
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.hub import HubUnavailable
@@ -20,14 +18,10 @@ from dedloc_kit.training.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while it cannot be written: twice as long each time."""
-BATCH = 8
-"""Files that go there at once."""
 SHARE = 0.25
 """A new state follows when the averages since the last one are so large, beside it: a newcomer fetches hardly more than
 the state, and what the coordinator sends for all is little beside what it sends each volunteer."""
 LEAVE_SECONDS = 5.0
-
-_log = logging.getLogger(__name__)
 
 
 class Uploader:
@@ -103,7 +97,7 @@ class Uploader:
         if index == self._index:
             return
         text = index.write()
-        digest = hashlib.sha256(text).hexdigest()
+        digest = digest_of(text)
         self._put({digest: text})
         self._index, self.digest = index, digest
         named = index.names | {digest}
@@ -119,8 +113,8 @@ class Uploader:
             step=average.step,
             round=average.round,
             after=average.after,
-            metadata=self._chunks(memoryview(content.metadata)),
-            content=self._chunks(content.data),
+            metadata=put_whole(memoryview(content.metadata), self._put),
+            content=put_whole(content.data, self._put),
         )
 
     def _stored_state(self) -> Stored:
@@ -132,23 +126,12 @@ class Uploader:
         return Stored(
             step=step,
             round=round,
-            metadata=self._chunks(memoryview(MSGPackSerializer.dumps(metadata))),
-            content=self._chunks(flat.numpy().data),
+            metadata=put_whole(memoryview(MSGPackSerializer.dumps(metadata)), self._put),
+            content=put_whole(flat.numpy().data, self._put),
         )
 
-    def _chunks(self, content: memoryview) -> tuple[Chunk, ...]:
-        """Write this as files, some at a time, except those that are there."""
-        chunks, files = list[Chunk](), dict[str, memoryview]()
-        for begin in range(0, len(content), CHUNK_BYTES):
-            part = content[begin : begin + CHUNK_BYTES]
-            chunks.append(Chunk(digest=hashlib.sha256(part).hexdigest(), size=len(part)))
-            files[chunks[-1].digest] = part
-            if len(files) == BATCH or begin + CHUNK_BYTES >= len(content):
-                self._put(files)
-                files = {}
-        return tuple(chunks)
-
-    def _put(self, files: dict[str, memoryview] | dict[str, bytes]) -> None:
+    def _put(self, files: Mapping[str, bytes | memoryview]) -> None:
+        """Write those that are not there."""
         assert self._there is not None
         if self._leaving.is_set():
             raise RuntimeError("the coordinator leaves")
