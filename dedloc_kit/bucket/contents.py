@@ -54,7 +54,7 @@ class Index(Record):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ValueError(f"its index is none: {describe(error, cls)}") from None
+            raise ValueError(f"no index: {describe(error, cls)}") from None
 
     def write(self) -> bytes:
         return self.model_dump_json().encode()

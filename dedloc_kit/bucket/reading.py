@@ -71,7 +71,7 @@ class Bucket:
         try:
             index = Index.read(bytes(found))
         except ValueError as error:
-            raise BucketFailed(str(error)) from None
+            raise BucketFailed(f"gives what cannot be right ({error!s:.80})") from None
         if index.run_id != self._run_id:
             raise BucketFailed("holds another run")
         return index

@@ -160,8 +160,8 @@ def index_of(run_id: str = RUN) -> Index:
     [
         (index_of().write(), None),
         (index_of("another-0123456789abcdef").write(), "another run"),
-        (b"{}", "its index is none"),
-        (b"[" * 100_000, "its index is none"),
+        (b"{}", "no index"),
+        (b"[" * 100_000, "no index"),
         (bytes(4_000_001), "an index of 4000001 bytes"),
     ],
 )

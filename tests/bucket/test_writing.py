@@ -1,12 +1,13 @@
 """A run's bucket as the organizer's machine writes it, and what `dedloc check` says of one."""
 
 import hashlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dedloc_kit.bucket import reading
+from dedloc_kit.bucket import reading, writing
 from dedloc_kit.bucket.trying import try_bucket
 from dedloc_kit.bucket.writing import HubBucket, LocalFolder, Writer, put_whole
 from dedloc_kit.errors import UserError
@@ -64,11 +65,12 @@ def test_a_hub_that_fails_may_work_later_and_a_token_that_may_not_write_is_told(
         writer.put({"two": b"2"})
 
 
-def test_something_large_becomes_files_of_which_some_go_at_a_time() -> None:
+def test_something_large_becomes_files_of_which_some_go_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "CHUNK_BYTES", 1000)
     went = list[dict[str, int]]()
-    content = memoryview(bytes(2**23) + b"x" * (9 * 2**23) + b"rest")
+    content = memoryview(random.Random(0).randbytes(10_000) + b"rest")
     chunks = put_whole(content, lambda files: went.append({name: len(part) for name, part in files.items()}))
-    assert [chunk.size for chunk in chunks] == [2**23] * 10 + [4]
+    assert [chunk.size for chunk in chunks] == [1000] * 10 + [4]
     assert chunks[-1].digest == hashlib.sha256(b"rest").hexdigest()
     assert {name for files in went for name in files} == {chunk.digest for chunk in chunks}
     assert max(map(len, went)) <= 8

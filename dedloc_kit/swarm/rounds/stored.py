@@ -93,7 +93,7 @@ class StoredCopies:
         metadata = bytearray(min(size_of(stored.metadata), MAX_METADATA_BYTES))
         try:
             if len(metadata) < size_of(stored.metadata) or len(content) != size_of(stored.content):
-                raise ValueError("it has another size than it should")
+                raise ValueError("another size than ours")
             self._bucket.read(stored.metadata, memoryview(metadata), self._stop)
             header = Header(answer="here", version=version, total=len(content), metadata=bytes(metadata))
             expected.accept(header)
@@ -101,8 +101,11 @@ class StoredCopies:
             on_progress = self._on_loading if expected.request.what == "state" else lambda _received, _total: None
             self._bucket.read(stored.content, content, self._stop, lambda received: on_progress(received, total))
             expected.check(header, content)
-        except (BucketFailed, ValueError) as error:
+        except BucketFailed as error:
             self._failed(str(error))
+            return None
+        except ValueError as error:
+            self._failed(f"gives what cannot be right ({error})")
             return None
         self._pause = FIRST_PAUSE
         return bytes(metadata)

@@ -23,7 +23,7 @@ from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
-from dedloc_kit.swarm.transfer.contents import RecentAverage
+from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import Position, TrainingState
 from tests.bucket.served import Server, files, serving, status
@@ -271,6 +271,20 @@ def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_ag
     server.answer = honest
     assert before.catch_up.load()
     assert before.is_there()
+
+
+def test_a_state_of_another_size_than_ours_is_not_fetched(coordinator: Coordinator, server: Server) -> None:
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    newcomer = Newcomer(coordinator)
+    small = [torch.zeros(3)]
+    expected = ExpectedState(coordinator.run.run_id, StateLayout(small).size)
+    position = coordinator.state.position
+    assert newcomer.catch_up._stored.state(expected, Position(0, ""), position, small) is None
+    assert newcomer.rejected == ["the run's bucket gives what cannot be right (another size than ours)"]
+    assert len(server.asked) == 1, "more than the index was fetched"
+    assert newcomer.catch_up._stored.average_after("", 10) is None
 
 
 def test_a_state_that_is_too_far_behind_the_swarm_is_left_alone(coordinator: Coordinator, server: Server) -> None:
