@@ -65,7 +65,8 @@ def main() -> int:
         if options.full:
             results["full"] = _beside_streams(options, folder)
             options.cases, options.join = [], False
-        print(_ROW.format("", "", "seconds", "(each time)", "limit", "over limit", "sent by each donor"))
+        else:
+            print(_ROW.format("", "", "seconds", "(each time)", "limit", "over limit", "sent by each donor"))
         for case in map(CASES.__getitem__, options.cases):
             for system in options.systems:
                 results["downloads"].append(_download(system, case, options, folder / f"{case.name}-{system}"))

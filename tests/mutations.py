@@ -117,6 +117,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_stored.py -k last_two_states",
     ),
     Mutation(
+        "a state goes to the bucket after each that took long",
+        "coordinator/publishing/uploading.py",
+        "(1 + REST) * (time.monotonic() - began)",
+        "0.0",
+        "tests/swarm/rounds/test_stored.py -k leave_the_line_alone",
+    ),
+    Mutation(
         "nothing is ever removed from a bucket",
         "coordinator/publishing/uploading.py",
         "        old = self._there - named - self._named\n",

@@ -1,6 +1,7 @@
 """What the coordinator puts into the run's bucket, in a thread of its own, so that training never waits for it."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,6 +22,9 @@ FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 SHARE = 0.25
 """A new state follows when the averages since the last one are so large, beside it: a newcomer fetches hardly more than
 the state, and what the coordinator sends for all is little beside what it sends each volunteer."""
+REST = 3.0
+"""No state follows for so many times as long as the last one took: where steps are faster than the line none would be
+of use before the next one, and the line is the training's."""
 LEAVE_SECONDS = 5.0
 
 
@@ -44,6 +48,7 @@ class Uploader:
         self._index = Index(run_id=state.run.run_id)
         self._there: set[str] | None = None  # names of files; not known before the first look
         self._named: set[str] = set()  # in the index before
+        self._resting_until = 0.0
         self.digest = ""
         """Of the index that is there; empty before the first."""
         self._due, self._leaving = threading.Event(), threading.Event()
@@ -86,14 +91,17 @@ class Uploader:
             return  # everybody can make that one
         if self._there is None:
             self._there = self._writer.names()
-        connected = bool(index.states)
-        while connected and (head := _head(index)) != (target.step, target.round):
-            average = self._kept_average(head[1])
-            connected = average is not None and average.step == head[0] + 1
-            if average is not None and connected:
-                index = _with_average(index, self._stored_average(average))
-        if not connected or _weight(index) >= SHARE * size_of(index.states[-1].content):
+        while (head := _head(index)) is not None and head.step < target.step:
+            average = self._kept_average(head.round)
+            if average is None or average.step != head.step + 1:
+                break
+            index = _with_average(index, self._stored_average(average))
+        # What was averaged meanwhile may lead further.
+        connected = head is not None and (head.step > target.step or (head.step, head.round) == target)
+        large = connected and _weight(index) >= SHARE * size_of(index.states[-1].content)
+        if (large or not connected) and (began := time.monotonic()) >= self._resting_until:
             index = _with_state(index, self._stored_state())
+            self._resting_until = began + (1 + REST) * (time.monotonic() - began)
         if index == self._index:
             return
         text = index.write()
@@ -141,10 +149,9 @@ class Uploader:
             self._there |= new.keys()
 
 
-def _head(index: Index) -> tuple[int, str]:
-    """To where the newest state and the averages since it lead."""
-    newest = max((*index.states, *index.averages), key=lambda stored: stored.step)
-    return newest.step, newest.round
+def _head(index: Index) -> Stored | None:
+    """What all that is there leads to."""
+    return max((*index.states, *index.averages), key=lambda stored: stored.step, default=None)
 
 
 def _weight(index: Index) -> int:

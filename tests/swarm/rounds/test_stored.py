@@ -215,6 +215,22 @@ def test_where_an_average_is_gone_the_state_follows_at_once(coordinator: Coordin
     assert [state.step for state in resting._index.states] == [1, 4]
 
 
+def test_states_leave_the_line_alone_for_a_while_however_fast_the_steps_are(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "REST", 1e9)
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    coordinator.kept.clear()
+    coordinator.step(20)
+    wait_until(lambda: coordinator.uploader is not None and not coordinator.uploader._due.is_set(), "it does nothing")
+    coordinator.uploader, uploader = None, coordinator.uploader
+    assert uploader is not None
+    uploader.close()
+    assert [state.step for state in uploader._index.states] == [1]
+
+
 def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_and_then_it_follows(
     coordinator: Coordinator, server: Server
 ) -> None:
