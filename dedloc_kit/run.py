@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,7 +35,7 @@ DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 """The pattern of what a peer may train on; see `PeerConfig.devices`."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
-DOWNLOADS = rf"^({HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?)$"
+DOWNLOADS = rf"{HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 """The pattern of a bucket's name on the Hub or of a folder's address."""
 NAMES_OF_FILES = ("tokenizer", "start")
 """Keys of `task` that name a folder or what is on the Hub; so does the key `model` of its table `pictures`."""
@@ -181,7 +182,7 @@ class AveragingConfig(Section):
     """With `local-steps`: of the outer step, SGD with Nesterov momentum."""
     outer_momentum: Decay = 0.9
     """With `local-steps`: the outer step's."""
-    downloads: Annotated[str | None, Field(pattern=DOWNLOADS, max_length=300), LATER] = None
+    downloads: Annotated[str | None, Field(max_length=300), LATER] = None
     """A public Storage Bucket of the Hub, `OWNER/BUCKET`, or the address of a folder that a web server shows
     (`https://...`): the coordinator puts the state for newcomers and the averages for latecomers there, and its own
     line is free of them. Whoever gets nothing from there asks peers, as without it."""
@@ -192,6 +193,16 @@ class AveragingConfig(Section):
         if isinstance(given, dict) and given.get("compression") == "sparse":
             return {"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}
         return given
+
+    @field_validator("downloads")
+    @classmethod
+    def _downloads_have_a_place(cls, downloads: str | None) -> str | None:
+        if downloads is not None and not re.fullmatch(DOWNLOADS, downloads):
+            raise ValueError(
+                'averaging.downloads must be a bucket of the Hub, "OWNER/BUCKET", or the address of a folder, '
+                '"https://..."'
+            )
+        return downloads
 
     @model_validator(mode="after")
     def _sparse_is_for_local_steps(self) -> "AveragingConfig":

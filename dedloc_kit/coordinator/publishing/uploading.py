@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.bucket.contents import MAX_AVERAGES, MAX_STATES, Index, Stored, size_of
 from dedloc_kit.bucket.writing import Writer, digest_of, put_whole
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.hub import HubUnavailable
-from dedloc_kit.swarm.transfer.contents import RecentAverage, StateLayout
+from dedloc_kit.swarm.transfer.contents import RecentAverage, StateLayout, snapshot
 from dedloc_kit.training.flat import zeros_on_disk
 from dedloc_kit.training.state import TrainingState
 
@@ -129,13 +128,13 @@ class Uploader:
         with self._state.for_newcomer() as (metadata, tensors):
             layout = StateLayout(tensors)
             flat = zeros_on_disk(self._folder, -(-layout.size // 4)).view(torch.uint8)[: layout.size]
-            layout.pack(tensors, flat)
+            content = snapshot(metadata, layout.pack(tensors, flat))
             step, round = self._state.position
         return Stored(
             step=step,
             round=round,
-            metadata=put_whole(memoryview(MSGPackSerializer.dumps(metadata)), self._put),
-            content=put_whole(flat.numpy().data, self._put),
+            metadata=put_whole(memoryview(content.metadata), self._put),
+            content=put_whole(content.data, self._put),
         )
 
     def _put(self, files: Mapping[str, bytes | memoryview]) -> None:
