@@ -3,25 +3,28 @@
 First the download alone: a model's parameters and LAMB's moments, from one donor, from three on home lines with slow
 uplinks, and by several newcomers at once; ours and hivemind's load_state_from_peers. The limit is the time that the
 lines must be busy at least: the newcomers' downlinks or all donors' uplinks, whichever takes longer. Then a volunteer
-from the start of its process to its first sample that counts, in a run that is under way.
+from the start of its process to its first sample that counts, in a run that is under way. With `--full STREAMS` only
+this: the coordinator's line carries so many streams already, and a newcomer takes the state from the coordinator, and
+from a folder on another host over HTTP.
 """
 
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.joining_peer import state_of
-from benchmarks.lib.network import Loopback, Network, open_network, read_network
+from benchmarks.lib.network import Line, Loopback, Network, open_network, read_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
@@ -31,6 +34,7 @@ SYSTEMS = ("ours", "hivemind")
 _ROW = "{:10}{:30}{:>9}{:>16}{:>9}{:>12}   {}"
 _PHASES = ("start of Python", "imports", "joining the swarm", "download", "first microbatch", "its step is done")
 _START_SECONDS, _FETCH_SECONDS = 180.0, 1800.0
+_FILL_SECONDS = 5.0
 _MICROBATCH, _MICROBATCH_SECONDS, _STEP_SECONDS = 8, 0.5, 10.0
 
 
@@ -58,7 +62,11 @@ def main() -> int:
     results: dict[str, Any] = {"downloads": []}
     try:
         print(f"Download of {_state_bytes(options) / 1e6:.0f} MB, {options.network_text}")
-        print(_ROW.format("", "", "seconds", "(each time)", "limit", "over limit", "sent by each donor"))
+        if options.full:
+            results["full"] = _beside_streams(options, folder)
+            options.cases, options.join = [], False
+        else:
+            print(_ROW.format("", "", "seconds", "(each time)", "limit", "over limit", "sent by each donor"))
         for case in map(CASES.__getitem__, options.cases):
             for system in options.systems:
                 results["downloads"].append(_download(system, case, options, folder / f"{case.name}-{system}"))
@@ -165,6 +173,82 @@ def _limit(case: Case, options: argparse.Namespace) -> float | None:
     return max(by_downlink, by_uplinks)
 
 
+# While the coordinator's line is full
+
+
+def _beside_streams(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Shares of the newcomer's own line at which the state comes from the coordinator, and from a bucket; the hosts are
+    the coordinator, the newcomer, the bucket's server and one that takes what fills the line."""
+    line = options.network
+    wide = Line(10 * line.up_mbit, 10 * line.down_mbit, line.delay_ms)
+    limit = _state_bytes(options) * 8e-6 / float(line.down_mbit)
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(4, line.up_mbit, line.delay_ms, {2: wide, 3: wide}))
+        peers: list[Peer] = []
+        addresses: list[str] = []
+        for k in range(2):
+            job = {
+                "kind": "ours",
+                "donor": k == 0,
+                "parameters": options.parameters,
+                "state": options.optimizer_state,
+                "host": network.address(k),
+                "folder": str(folder / f"full{k}"),
+                "addresses": addresses,
+            }
+            peer = Peer("benchmarks.lib.joining_peer", job, name=f"full{k}", folder=folder, prefix=network.run_in(k))
+            peers.append(stack.enter_context(peer))
+            addresses = addresses or list(_joined(peer)["addresses"])
+        coordinator, newcomer = peers
+        known = {event["peer"]: event["addresses"] for event in map(_joined, peers[:1])}
+        shown = folder / "shown"
+        coordinator.send({"do": "put", "folder": str(shown)})
+        digest = coordinator.wait_for("put", deadline=_START_SECONDS)["digest"]
+
+        def run(host: int, *command: str) -> subprocess.Popen[str]:
+            started = subprocess.Popen(
+                [*network.run_in(host), sys.executable, "-m", *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.callback(started.wait)
+            stack.callback(started.kill)
+            return started
+
+        server, sink = network.address(2), network.address(3)
+        run(2, "http.server", "8000", "--bind", server, "--directory", str(shown))
+        ready = run(3, "benchmarks.lib.filling", "sink", sink, "8001").stdout
+        assert ready is not None
+        ready.readline()
+        run(0, "benchmarks.lib.filling", "source", sink, "8001", str(options.full))
+        time.sleep(_FILL_SECONDS)
+        ways = {
+            "from the bucket": {"do": "take", "url": f"http://{server}:8000/", "digest": digest},
+            "from the coordinator": {"do": "fetch", "donors": known},
+        }
+        shares: dict[str, list[float]] = {way: [] for way in ways}
+        for way, command in ways.items():
+            for number in range(options.repeats):
+                sent, began = network.bytes_sent(0), time.monotonic()
+                newcomer.send(command)
+                answer = newcomer.wait_for("fetched", partial(_after, began), _FETCH_SECONDS)
+                if not answer["exact"]:
+                    raise UserError(f"the state that came {way} is another one; the logs are in {folder}")
+                carried = ((network.bytes_sent(0) or 0) - (sent or 0)) * 8e-6 / (time.monotonic() - began)
+                shares[way].append(limit / answer["seconds"])
+                print(
+                    f"  {way:22}{answer['seconds']:>8.2f} s  {shares[way][-1]:.2f} of the newcomer's line; "
+                    f"the coordinator's carried {carried:.1f} Mbit/s ({number + 1})",
+                    flush=True,
+                )
+    return {"streams": options.full, "limit": limit, "shares": shares}
+
+
+def _after(moment: float, event: Event) -> bool:
+    return float(event["at"]) > moment
+
+
 # From the start of the process to the first sample that counts
 
 
@@ -228,11 +312,14 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=int, default=2, help="how often each download is measured")
     add("--cases", nargs="*", choices=CASES, default=list(CASES), help="kinds of downloads")
     add("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    add("--full", type=int, default=0, metavar="STREAMS", help="only: a newcomer beside so many streams, see above")
     add("--volunteers", type=int, default=2, help="how many train already when the newcomer comes")
     add("--no-join", dest="join", action="store_false", help="only the downloads")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     read_network(parser, options)
+    if options.full and options.network is None:
+        parser.error("--full needs a line, such as --network 100mbit/60ms")
     return options
 
 

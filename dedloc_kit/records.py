@@ -179,6 +179,8 @@ class Instructions(Record):
     """For all to bring to their rounds; see Contribution."""
     decay: Decay | None = None
     """That has begun; for those who look on."""
+    stored: Digest = ""
+    """The hash of the index of what lies in the run's bucket (`averaging.downloads`) for all."""
 
 
 class FillMask(Record):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,6 +35,8 @@ DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 """The pattern of what a peer may train on; see `PeerConfig.devices`."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
+DOWNLOADS = rf"{HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
+"""The pattern of a bucket's name on the Hub or of a folder's address."""
 NAMES_OF_FILES = ("tokenizer", "start")
 """Keys of `task` that name a folder or what is on the Hub; so does the key `model` of its table `pictures`."""
 IMAGES = "images"
@@ -180,6 +183,10 @@ class AveragingConfig(Section):
     """With `local-steps`: of the outer step, SGD with Nesterov momentum."""
     outer_momentum: Decay = 0.9
     """With `local-steps`: the outer step's."""
+    downloads: Annotated[str | None, Field(max_length=300), LATER] = None
+    """A public Storage Bucket of the Hub, `OWNER/BUCKET`, or the address of a folder that a web server shows
+    (`https://...`): the coordinator puts the state for newcomers and the averages for latecomers there, and its own
+    line is free of them. Whoever gets nothing from there asks peers, as without it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -187,6 +194,16 @@ class AveragingConfig(Section):
         if isinstance(given, dict) and given.get("compression") == "sparse":
             return {"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}
         return given
+
+    @field_validator("downloads")
+    @classmethod
+    def _downloads_have_a_place(cls, downloads: str | None) -> str | None:
+        if downloads is not None and not re.fullmatch(DOWNLOADS, downloads):
+            raise ValueError(
+                'averaging.downloads must be a bucket of the Hub, "OWNER/BUCKET", or the address of a folder, '
+                '"https://..."'
+            )
+        return downloads
 
     @model_validator(mode="after")
     def _sparse_is_for_local_steps(self) -> "AveragingConfig":
@@ -477,6 +494,13 @@ class RunConfig(SwarmConfig):
         return self
 
     @model_validator(mode="after")
+    def _what_is_downloaded_is_whole(self) -> "RunConfig":
+        parts = "pipeline" if self.pipeline else "experts" if self.experts else None
+        if self.averaging.downloads is not None and parts is not None:
+            raise ValueError(f"averaging.downloads is not made for a run with [{parts}] yet; remove one of them")
+        return self
+
+    @model_validator(mode="after")
     def _decay_is_ordered(self) -> "RunConfig":
         if self.data.decay and self.optimizer.schedule != "warmup-stable-decay":
             raise ValueError('data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
@@ -571,13 +595,20 @@ class CoordinatorConfig(PeerConfig):
     free at the start if not said."""
     regions: Path | None = None
     """A database of countries; with it the live page shows how many volunteers there are in which."""
+    downloads_folder: Path | None = None
+    """The folder of this machine that a web server shows as the run's `averaging.downloads`."""
 
     @property
     def last_push_seconds(self) -> float:
         return 120.0 if self.hub else 0.0
 
     def check(self, run: RunConfig) -> None:
-        """Raise UserError for what is not made for such a run yet."""
+        """Raise UserError for what is not made for such a run yet, or lacks something."""
+        if (run.averaging.downloads or "").startswith("https://") and self.downloads_folder is None:
+            raise UserError(
+                f"averaging.downloads is {run.averaging.downloads}; say which folder of this machine is shown there, "
+                "with --downloads-folder FOLDER"
+            )
         if run.experts is None:
             return
         if self.hub is not None:

@@ -23,7 +23,7 @@ ORDER = (
     {"records"},
     {"serving", "pipeline"},
     {"events", "memory", "hub", "pipe"},
-    {"client", "display"},
+    {"client", "display", "bucket"},
     {"data", "training"},
     {"picture_model", "blocks", "experts"},
     {"tasks", "ledger"},
@@ -56,7 +56,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
-    *("memory", "hub", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
+    *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
 }
 ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, parse_run, seed_of
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig, parse_coordinator, parse_run, seed_of
+from tests.tiny import tiny_run
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -348,3 +349,42 @@ def test_what_a_run_with_experts_has_not_yet_is_refused_before_it_starts(tmp_pat
     unmeasured = {"train": [{"dataset": "owner/first"}]}
     with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
         CoordinatorConfig(folder=tmp_path).check(parse_run(values(experts=EXPERTS, data=unmeasured, **exact)))
+
+
+@pytest.mark.parametrize(
+    ("downloads", "right"),
+    [
+        ("us/down", True),
+        ("https://example.org/down/bert", True),
+        ("https://example.org:8443", True),
+        ("http://example.org/down", False),
+        ("https://user@example.org/", False),
+        ("https://example.org/?a=b", False),
+        ("file:///etc", False),
+        ("/srv/down", False),
+        ("down", False),
+    ],
+)
+def test_downloads_are_in_a_bucket_or_in_a_folder_over_https(downloads: str, right: bool) -> None:
+    def parsed() -> RunConfig:
+        return tiny_run(averaging={"downloads": downloads})
+
+    if right:
+        assert parsed().fingerprint != tiny_run().fingerprint, "all peers have to agree on it"
+    else:
+        with pytest.raises(UserError, match=r"averaging\.downloads"):
+            parsed()
+
+
+def test_where_downloads_are_a_folder_the_coordinator_has_to_know_which_one(tmp_path: Path) -> None:
+    peer = parse_coordinator({"folder": tmp_path})
+    peer.check(tiny_run(averaging={"downloads": "us/down"}))
+    run = tiny_run(averaging={"downloads": "https://example.org/down"})
+    with pytest.raises(UserError, match="--downloads-folder"):
+        peer.check(run)
+    parse_coordinator({"folder": tmp_path, "downloads_folder": tmp_path}).check(run)
+
+
+def test_downloads_are_not_made_for_a_model_in_parts() -> None:
+    with pytest.raises(UserError, match="not made for a run with"):
+        tiny_run(averaging={"downloads": "us/down", "overlap": False}, pipeline={"stages": 2})

@@ -1,6 +1,7 @@
 """One donor or newcomer of joining.py: with ours or with hivemind's averager.
 
-After the job, a line `{"do": "fetch", "donors": {ID: ADDRESSES}}` makes it load the state from others.
+After the job, a line `{"do": "fetch", "donors": {ID: ADDRESSES}}` makes it load the state from others; ours also puts
+it into a folder (`put`), and takes it from there over HTTP (`take`).
 """
 
 import os
@@ -19,10 +20,14 @@ from torch import Tensor
 from benchmarks.lib.baseline import Role
 from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
+from dedloc_kit.bucket.contents import Index, Stored
+from dedloc_kit.bucket.reading import Bucket
+from dedloc_kit.bucket.writing import LocalFolder, digest_of, put_whole
 from dedloc_kit.records import StateInfo
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
+from dedloc_kit.swarm.transfer.contents import StateLayout, shared_bytes
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
@@ -47,7 +52,7 @@ class Ours:
         self._node = entry.start(entry.surroundings())
         self.peer, self.addresses = self._node.peer_id.to_base58(), addresses_of(self._node)
         info = StateInfo(run_id=run.run_id, step=1, rounds=("ab",))
-        self._state = state
+        self._state, self._run_id = state, run.run_id
         source = StateSource(lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)), lambda: info)
         nothing = FlatLayout.of([torch.zeros(1)])  # is averaged
         self._transfers = exchange_of(self._node, entry.signer, run, nothing, source, Path(job["folder"])).transfers
@@ -65,6 +70,25 @@ class Ours:
             )
             if found is not None:
                 return found[1]
+
+    def put(self, folder: str) -> str:
+        """Put the state into this folder as the coordinator does; returns the hash of the index."""
+        writer, layout = LocalFolder(Path(folder), self._run_id), StateLayout(self._state)
+        metadata = put_whole(memoryview(b"{}"), writer.put)
+        content = put_whole(layout.pack(self._state).numpy().data, writer.put)
+        text = Index(
+            run_id=self._run_id, states=(Stored(step=1, round="ab", metadata=metadata, content=content),)
+        ).write()
+        writer.put({digest_of(text): text})
+        return digest_of(text)
+
+    def take(self, url: str, digest: str) -> Sequence[Tensor]:
+        """Take it from there as a newcomer does."""
+        bucket, layout, stop = Bucket(url, self._run_id, trusted=[url]), StateLayout(self._state), threading.Event()
+        flat = shared_bytes(layout.size)
+        (stored,) = bucket.index(digest, stop).states
+        bucket.read(stored.content, flat.numpy().data, stop)
+        return layout.views(flat)
 
 
 class _HivemindAverager(hivemind.DecentralizedAverager):  # type: ignore[misc]
@@ -115,8 +139,14 @@ def main() -> None:
     sharing = KINDS[role.job["kind"]](role.job, state)
     role.tell("joined", peer=sharing.peer, addresses=sharing.addresses)
     while (command := role.commands.get()) is not None:
+        if command["do"] == "put" and isinstance(sharing, Ours):
+            role.tell("put", digest=sharing.put(command["folder"]))
+            continue
         began = time.monotonic()
-        fetched = sharing.fetch(command["donors"])
+        if command["do"] == "take" and isinstance(sharing, Ours):
+            fetched: Sequence[Tensor] | None = sharing.take(command["url"], command["digest"])
+        else:
+            fetched = sharing.fetch(command["donors"])
         seconds = time.monotonic() - began
         exact = fetched is not None and all(torch.equal(a, b) for a, b in zip(fetched, state, strict=True))
         role.tell("fetched", seconds=seconds, exact=exact)

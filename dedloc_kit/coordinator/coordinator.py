@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
+from dedloc_kit.bucket.writing import writer_of
 from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.publishing.publisher import Publisher
+from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
 from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
 from dedloc_kit.errors import UserError
@@ -162,6 +164,7 @@ class _Role:
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
         self._releasing: Releasing | None = None
+        self._uploader: Uploader | None = None
         self._hosting = ExitStack()
         self._member: ExpertMember | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
@@ -196,13 +199,18 @@ class _Role:
             self._member = self._hosting.enter_context(hosting(self._me, known, state.bank))
 
     def publish(self) -> None:
-        """Begin to push to the Hub, if the organizer wants it."""
+        """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
         if self._peer.hub is not None:
             state, task = self._me.optimizer.state, self._me.task
             self._publisher = Publisher(
                 *(self._run, self._peer, state, task, self._ledger, self._emit),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,
             )
+        downloads, folder = self._run.averaging.downloads, self._peer.downloads_folder
+        if downloads is not None and isinstance(self._me, SwarmPeer):
+            writer = writer_of(downloads, folder, self._run.run_id)
+            kept, place = self._me.exchange.transfers.kept_average, self._peer.folder
+            self._uploader = Uploader(writer, self._me.optimizer.state, kept, place, self._emit)
 
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
@@ -266,6 +274,7 @@ class _Role:
                 announcement=orders.announcement.text if orders.announcement else "",
                 decay_order=optimizer.decay_order(orders.decay.steps) if orders.decay else "",
                 decay=optimizer.state.decay,
+                stored="" if self._uploader is None else self._uploader.digest,
             )
         )
         if orders.checkpoint > self._checkpoint_asked:
@@ -334,6 +343,8 @@ class _Role:
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
+        if current and self._uploader is not None:
+            self._uploader.step_done()
         if current and self._releasing is not None:
             self._releasing.step_done(step.step)
         if current and (went_back or step.step % self._peer.evaluate_every == 0):
@@ -349,6 +360,8 @@ class _Role:
             self._publisher.close()
 
     def close(self) -> None:
+        if self._uploader is not None:
+            self._uploader.close()
         if self._releasing is not None:
             self._releasing.close()
         if self._auditing is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from dedloc_kit.bucket.trying import try_bucket
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.helping import Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
@@ -37,6 +38,7 @@ def check(
     hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
+    downloads_folder: Path | None = None,
     **settings: object,
 ) -> None:
     """Try the run's data and model on this machine and print what it takes.
@@ -45,6 +47,7 @@ def check(
     :param helpers: who lend a line; not to a run in stages
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
+    :param downloads_folder: what is shown at `averaging.downloads`, if that is the address of a folder
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
@@ -62,6 +65,8 @@ def check(
     if run.experts is not None:
         for line in describe_hosts(run, hosts, volunteers, coordinator_line):
             console.print(line)
+    if run.averaging.downloads is not None and not offline:
+        console.print(f"downloads     {try_bucket(run.averaging.downloads, downloads_folder, run.run_id)}")
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:

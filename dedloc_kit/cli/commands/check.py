@@ -1,6 +1,7 @@
 """`dedloc check`."""
 
 import argparse
+from pathlib import Path
 
 from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module, run_of
 
@@ -40,6 +41,12 @@ def add(commands: Commands) -> None:
         metavar="OWNER/NAME",
         help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
     )
+    parser.add_argument(
+        "--downloads-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="what of this machine a web server shows at the run's averaging.downloads, to try it",
+    )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_microbatch(parser)
     add_task_module(parser)
@@ -60,6 +67,7 @@ def run(options: argparse.Namespace) -> None:
         hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,
+        downloads_folder=options.downloads_folder,
         devices=options.devices,
         threads=options.threads,
         microbatch=options.microbatch,

@@ -44,6 +44,12 @@ def add(commands: Commands) -> None:
         help="how often a language model's newest version is handed out to those who serve it; 0: never",
     )
     parser.add_argument(
+        "--downloads-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder of this machine that a web server shows at the run's averaging.downloads, if that is https://",
+    )
+    parser.add_argument(
         "--stages-memory",
         type=float,
         metavar="GB",
@@ -96,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
         "private": options.private,
         "push_every": options.push_every,
         "serve_every": options.serve_every,
+        "downloads_folder": options.downloads_folder.resolve() if options.downloads_folder else None,
         "regions": options.regions,
         "stages_memory": options.stages_memory,
     }

@@ -4,10 +4,12 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from hivemind.utils import get_dht_time
 from torch import Tensor
 
+from dedloc_kit.bucket.reading import Bucket
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.codec import decode_all, read_part
 from dedloc_kit.swarm.directory.profile import Profile
@@ -16,8 +18,9 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
+from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
-from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
+from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of
 from dedloc_kit.swarm.trust.weight import claimed, claims_in
 from dedloc_kit.training.state import Position, TrainingState
 
@@ -53,6 +56,9 @@ class CatchUp:
         self._on_loading = on_loading
         self._checked = self._run.trust.checks == "on"
         """Then whoever is given anything false would seem to cheat."""
+        downloads = self._run.averaging.downloads
+        bucket = None if downloads is None else Bucket(downloads, self._run.run_id)
+        self._stored = StoredCopies(bucket, tracker, stop, on_loading)
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,
         # of whom the organizer needs none.
@@ -116,16 +122,15 @@ class CatchUp:
             donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
             if not donors:
                 break
-            found = self._exchange.transfers.download_average(
-                self._state.round,
-                donors,
-                check=read_part,
-                max_bytes=4 * self._state.layout.size + 2**20,
-                stop=self._stop,
+            max_bytes = 4 * self._state.layout.size + 2**20
+            found = self._stored.average_after(self._state.round, max_bytes)
+            certain = found is not None or not self._checked
+            found = found or self._exchange.transfers.download_average(
+                self._state.round, donors, check=read_part, max_bytes=max_bytes, stop=self._stop
             )
             if found is None:
                 break
-            if self._checked and not confirmed(found, self._exchange.transfers.ask_for_digest, tracker, self._stop):
+            if not certain and not confirmed(found, self._exchange.transfers.ask_for_digest, tracker, self._stop):
                 tracker.reject("a missed average: nobody whose word counts confirms it")
                 break
             try:
@@ -165,6 +170,8 @@ class CatchUp:
 
     def _load_state(self) -> bool:
         """Download the newest state that is proven, and make sure that it is; False if that did not succeed."""
+        if self._load_stored():
+            return True
         for _ in range(LOAD_RESTARTS):
             wanted = self._tracker.newest(self._state.position)
             donors = self._donors(wanted)
@@ -176,6 +183,16 @@ class CatchUp:
             self._one_by_one = True
             self._look()
         return verdict == "right"
+
+    def _load_stored(self) -> bool:
+        """Take the state in the run's bucket and the averages since then, if that is the way to the newest one."""
+        wanted, like = self._tracker.newest(self._state.position), self._state.tensors()
+        expected = ExpectedState(self._run.run_id, StateLayout(like).size)
+        found = self._stored.state(expected, self._state.position, wanted, like)
+        if found is None or not self._took_over(found, 0):
+            return False
+        self._take_averages()
+        return True
 
     def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
         witnesses = Witnesses(self._exchange.transfers.ask_for_sketch, self._tracker, self._stop)
@@ -195,23 +212,33 @@ class CatchUp:
                 self._tracker.suspicion.suspect(set(donors) - {self._tracker.belief.organizer})
                 self._tracker.suspicion.doubt(donors)
             return witnesses.verdict
+        return "right" if self._took_over(found, wanted.step, None if certain else witnesses) else witnesses.verdict
+
+    def _took_over(
+        self, found: tuple[dict[str, Any], Sequence[Tensor]], least: int, witnesses: Witnesses | None = None
+    ) -> bool:
+        """Make a state ours that has come, if it is right.
+
+        :param least: the step that it must have come to
+        :param witnesses: none for one that is certain
+        """
         metadata, tensors = found
         try:
             info = StateInfo.parse(metadata["info"])
             receipts = self._genuine(Receipt.parse(values) for values in metadata["receipts"])
-            if not wanted.step <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
-                raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
-            verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
+            if not least <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
+                raise ValueError(f"it is of step {info.step}, the swarm is at {least}")
+            verdict = "right" if witnesses is None else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
             self._state.load(self._but_buffers(tensors), info, receipts)
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("a downloaded state was refused: %s", error)
-            return witnesses.verdict
+            return False
         self._exchange.averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False
-        return "right"
+        return True
 
     def _but_buffers(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Where members are checked the model's buffers stay: no witness knows them, and what a task computes then

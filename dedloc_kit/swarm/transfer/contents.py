@@ -85,9 +85,9 @@ class StateLayout:
         ]
         self.size = sum(steps)
 
-    def pack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensors' bytes in shared memory: uint8, `size` long."""
-        flat = shared_bytes(self.size)
+    def pack(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> torch.Tensor:
+        """The tensors' bytes in this, or in shared memory: uint8, `size` long."""
+        flat = shared_bytes(self.size) if flat is None else flat
         for own, tensor in zip(self.views(flat), tensors, strict=True):
             own.copy_(tensor)
         return flat

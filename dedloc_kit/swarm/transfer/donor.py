@@ -56,6 +56,10 @@ class Donor:
         """Keep the average of a complete round for those who missed it."""
         self._averages.append(average)
 
+    def average_after(self, round: str) -> RecentAverage | None:
+        """The average that followed this round, if it is still kept."""
+        return next((average for average in self._averages if average.after == round), None)
+
     async def serve(self, peer: str, stream: Stream) -> None:
         """Send another peer the blocks that it asks for."""
         request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
@@ -93,14 +97,11 @@ class Donor:
 
     async def _digest(self, request: Request) -> Header:
         """Of an average that this peer took part in; it is made once."""
-        average = self._average_after(request.after) if self._willing else None
+        average = self.average_after(request.after) if self._willing else None
         if average is None:
             return Header(answer="nothing")
         digest = await asyncio.to_thread(lambda: average.digest)
         return Header(answer="here", version=average.round, metadata=digest)
-
-    def _average_after(self, round: str) -> RecentAverage | None:
-        return next((average for average in self._averages if average.after == round), None)
 
     async def _find(self, request: Request) -> Content | None:
         """What was asked for, or the newest state where that version is gone; None if there is neither."""
@@ -111,7 +112,7 @@ class Donor:
             return self._contents[key]
         if request.what == "state":
             return await self._newest_content()
-        average = self._average_after(request.after)
+        average = self.average_after(request.after)
         return None if average is None else self._hold(key, average.content())
 
     async def _newest_content(self) -> Content | None:

@@ -62,6 +62,10 @@ class TransferService(Service):
         """Whether others may fetch from this peer; it starts with no."""
         self._donor.share(on)
 
+    async def kept_average(self, after: str) -> RecentAverage | None:
+        """The average that followed this round, if this peer still keeps it."""
+        return self._donor.average_after(after)
+
     async def fetch(self, number: int, donors: Sequence[str], expected: Expected, flat: torch.Tensor) -> Header | None:
         """Download something into shared memory (uint8); None if the donors do not give it, or it was stopped.
 
@@ -132,6 +136,10 @@ class Transfers:
     def share(self, on: bool) -> None:
         """Whether others may fetch from this peer; it starts with no. From a client only those can that it knows."""
         self._host.call(TransferService.share, on)
+
+    def kept_average(self, after: str) -> RecentAverage | None:
+        """The average that followed this round, if this peer still keeps it; RuntimeError if the process has died."""
+        return self._host.call(TransferService.kept_average, after).result()
 
     def download_state(
         self,

@@ -1,0 +1,316 @@
+"""What the coordinator puts into the run's bucket, and how peers get from there to where the swarm is."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.compression import serialize_torch_tensor
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from dedloc_kit.bucket import reading
+from dedloc_kit.bucket.writing import LocalFolder
+from dedloc_kit.coordinator.publishing import uploading
+from dedloc_kit.coordinator.publishing.uploading import Uploader
+from dedloc_kit.events import Warned
+from dedloc_kit.hub import HubUnavailable
+from dedloc_kit.records import Contribution, Instructions, Progress, Receipt
+from dedloc_kit.swarm.averaging.codec import decode_all
+from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.network.identity import Identity, Signer, opened
+from dedloc_kit.swarm.rounds import catchup
+from dedloc_kit.swarm.rounds.catchup import CatchUp
+from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.state import Position, TrainingState
+from tests.bucket.served import Server, files, serving, status
+from tests.swarm.harness import belief, progress, wait_until
+from tests.tiny import tiny_run
+
+BATCH = 32
+
+
+def round_of(step: int) -> str:
+    return f"{step:040x}" if step else ""
+
+
+class Coordinator:
+    """It takes steps, and puts what follows from them into a folder that a server shows."""
+
+    def __init__(self, folder: Path, signer: Signer) -> None:
+        self.run = tiny_run(global_batch=BATCH, averaging={"downloads": "us/down"})
+        self.state = self.new_state()
+        self.kept = list[RecentAverage]()
+        self.told = list[Warned]()
+        self.signer = signer
+        self.writer: Any = LocalFolder(folder / "shown", self.run.run_id)
+        self.shown = folder / "shown" / self.run.run_id
+        self.uploader: Uploader | None = None
+        self.folder = folder
+
+    def new_state(self) -> TrainingState:
+        torch.manual_seed(0)
+        return TrainingState(torch.nn.Linear(100, 50), lambda m: Lamb(m.parameters(), lr=0.1), self.run)
+
+    def begin(self) -> None:
+        self.uploader = Uploader(self.writer, self.state, self.kept_average, self.folder, self.told.append)  # type: ignore[arg-type]
+
+    def kept_average(self, after: str) -> RecentAverage | None:
+        return next((average for average in self.kept if average.after == after), None)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            step = self.state.step + 1
+            values: dict[str, Any] = {"run_id": self.run.run_id, "step": step, "session": "ab", "loss": 1.0, "name": ""}
+            mine = Contribution(**values, samples=BATCH, session_samples=BATCH, time=get_dht_time())
+            signed = (self.signer.sign(mine),)
+            gradient = torch.randn(self.state.layout.size, generator=torch.Generator().manual_seed(step))
+            parts = (serialize_torch_tensor(gradient).SerializeToString(),)
+            self.kept.append(
+                RecentAverage(round_of(step - 1), round_of(step), step, MSGPackSerializer.dumps(list(signed)), parts)
+            )
+            receipt = Receipt(step=step, round=round_of(step), time=mine.time, seconds=0.0, signed=signed)
+            self.state.apply(decode_all(parts, self.state.layout.size), receipt, 0)
+            if self.uploader is not None:
+                self.uploader.step_done()
+
+    def uploaded(self) -> bool:
+        """Is all of it there?"""
+        assert self.uploader is not None
+        index = self.uploader._index
+        return bool(index.states) and index.reaches(index.states[-1]) == self.state.step
+
+    def find(self, name: str) -> bytes | None:
+        path = self.shown / name
+        return path.read_bytes() if path.is_file() else None
+
+
+class Newcomer:
+    """Knows what the coordinator says of itself, and has peers that it could ask."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.state, self.rejected = coordinator.new_state(), list[str]()
+        self.asked = list[str]()
+        self.coordinator, self.loading = coordinator, list[tuple[int, int]]()
+
+        def ask(what: str) -> Any:
+            return lambda *_, **__: self.asked.append(what)
+
+        transfers = SimpleNamespace(download_average=ask("average"), download_state=ask("state"), ask_for_sketch=None)
+        averager = SimpleNamespace(forget_feedback=lambda: None)
+        exchange: Any = SimpleNamespace(transfers=transfers, grouping=OneGroup(BATCH), averager=averager)
+        trust = belief()
+        tracker: Any = SimpleNamespace(
+            newest=lambda own: max(own, coordinator.state.position),
+            at=lambda *_: {"organizer": self.there()},
+            others=lambda: {"organizer": self.there()},
+            belief=trust,
+            proves=lambda peers: "organizer" in peers,
+            reject=self.rejected.append,
+            refresh=lambda: None,
+            suspicion=SimpleNamespace(suspect=lambda _: None, doubt=lambda _: None),
+        )
+        opens: Any = SimpleNamespace(open=opened, peer="me")
+        profile: Any = SimpleNamespace(client_mode=False)
+        self.catch_up = CatchUp(
+            *(self.state, exchange, tracker, opens, profile, threading.Event()),
+            lambda received, total: self.loading.append((received, total)),
+        )
+
+    def there(self) -> Progress:
+        state, uploader = self.coordinator.state, self.coordinator.uploader
+        said = Instructions(paused=False, last_step=None, announcement="", stored=uploader.digest if uploader else "")
+        return progress(step=state.step, round=state.round, instructions=said, sketch=state.sketch)
+
+    def is_there(self) -> bool:
+        """Does it hold the very state of the coordinator?"""
+        pairs = zip(self.state.tensors(), self.coordinator.state.tensors(), strict=True)
+        return self.state.position == self.coordinator.state.position and all(torch.equal(*pair) for pair in pairs)
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Signer:
+    return Signer(Identity(tmp_path_factory.mktemp("author") / "identity.key"))
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, author: Signer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+    monkeypatch.setattr(reading, "PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(reading, "REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(uploading, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(catchup, "LOAD_PAUSE", 0.01)
+    found = Coordinator(tmp_path, author)
+    yield found
+    if found.uploader is not None:
+        found.uploader.close()
+
+
+@pytest.fixture
+def server(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving(files(coordinator.find)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+def test_a_newcomer_takes_the_state_and_the_averages_since_then_and_asks_no_peer(
+    coordinator: Coordinator, server: Server
+) -> None:
+    coordinator.step(3)
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    coordinator.step()
+    wait_until(coordinator.uploaded, "the average is not there")
+    newcomer = Newcomer(coordinator)
+    assert newcomer.catch_up.load()
+    assert newcomer.is_there()
+    assert newcomer.loading[-1][0] == newcomer.loading[-1][1] > 4 * coordinator.state.layout.size
+    assert [receipt.step for receipt in newcomer.state.receipts] == [1, 2, 3, 4]
+    coordinator.step()
+    wait_until(coordinator.uploaded, "the average is not there")
+    missed = newcomer.catch_up.follow()
+    assert [receipt.step for receipt, _ in missed] == [5]
+    assert newcomer.is_there()
+    assert not newcomer.asked
+    assert not newcomer.rejected
+
+
+def test_the_last_two_states_stay_and_the_averages_since_the_older_and_what_others_may_be_at(
+    coordinator: Coordinator,
+) -> None:
+    strange = coordinator.shown.parent / "not-of-the-run"
+    coordinator.writer.put({"f" * 64: b"of a coordinator that died"})
+    strange.write_bytes(b"")
+    coordinator.step()
+    coordinator.begin()
+    named = list[set[str]]()
+    for _ in range(20):
+        wait_until(coordinator.uploaded, "it is not there")
+        assert coordinator.uploader is not None
+        named.append(coordinator.uploader._index.names | {coordinator.uploader.digest})
+        wait_until(lambda: coordinator.writer.names() <= named[-1] | named[max(0, len(named) - 2)], "old ones stay")
+        assert named[-1] | named[max(0, len(named) - 2)] <= coordinator.writer.names()
+        coordinator.step()
+    assert strange.exists()
+    assert coordinator.uploader is not None
+    index = coordinator.uploader._index
+    assert len(index.states) == 2
+    assert 0 < len(index.averages) < 12
+    assert min(average.step for average in index.averages) == index.states[0].step + 1
+
+
+def test_where_an_average_is_gone_the_state_follows_at_once(coordinator: Coordinator) -> None:
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    coordinator.uploader, resting = None, coordinator.uploader  # it is not told of what comes
+    coordinator.step(2)
+    coordinator.kept.clear()
+    coordinator.uploader = resting
+    coordinator.step()
+    wait_until(coordinator.uploaded, "the state is not there")
+    assert resting is not None
+    assert [state.step for state in resting._index.states] == [1, 4]
+
+
+def test_states_leave_the_line_alone_for_a_while_however_fast_the_steps_are(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "REST", 1e9)
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    coordinator.kept.clear()
+    coordinator.step(20)
+    wait_until(lambda: coordinator.uploader is not None and not coordinator.uploader._due.is_set(), "it does nothing")
+    coordinator.uploader, uploader = None, coordinator.uploader
+    assert uploader is not None
+    uploader.close()
+    assert [state.step for state in uploader._index.states] == [1]
+
+
+def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_and_then_it_follows(
+    coordinator: Coordinator, server: Server
+) -> None:
+    class Away(LocalFolder):
+        def put(self, files: Any) -> None:
+            if away.is_set():
+                raise HubUnavailable("the Hub answers with 503")
+            super().put(files)
+
+    away = threading.Event()
+    away.set()
+    coordinator.writer = Away(coordinator.shown.parent, coordinator.run.run_id)
+    coordinator.step()
+    coordinator.begin()
+    wait_until(lambda: len(coordinator.told) > 1, "nobody is told")
+    assert "503" in coordinator.told[0].text
+    newcomer = Newcomer(coordinator)
+    assert newcomer.catch_up._load_stored() is False
+    assert not server.asked, "the coordinator has not said that there is anything"
+    coordinator.step(2)
+    away.clear()
+    wait_until(coordinator.uploaded, "it does not try again")
+    assert newcomer.catch_up.load()
+    assert newcomer.is_there()
+
+
+@pytest.mark.parametrize("kind", ["away", "other bytes", "gone"])
+def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_again_for_a_while(
+    coordinator: Coordinator, server: Server, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.step(3)
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    assert coordinator.uploader is not None
+    (state,) = coordinator.uploader._index.states
+    honest, before = server.answer, Newcomer(coordinator)
+    content = {chunk.digest: chunk.size for chunk in state.content}
+    wrong: dict[str, Any] = {
+        "away": lambda _: status(503),
+        "other bytes": files({name: bytes(size) for name, size in content.items()}.get),
+        "gone": lambda _: status(404),
+    }
+    server.answer = lambda path: wrong[kind](path) if path[-64:] in content else honest(path)
+    assert not before.catch_up._load_stored()
+    asked = len(server.asked)
+    assert len(before.rejected) == 1
+    assert {"away": "503", "other bytes": "other bytes", "gone": "404"}[kind] in before.rejected[0]
+    before.catch_up._load_state()
+    before.catch_up.follow()
+    assert len(server.asked) == asked, "it was asked again"
+    assert set(before.asked) == {"state", "average"}
+    assert before.state.position == Position(0, ""), "nothing has changed"
+    before.catch_up._stored._not_before = 0.0
+    server.answer = honest
+    assert before.catch_up.load()
+    assert before.is_there()
+
+
+def test_a_state_of_another_size_than_ours_is_not_fetched(coordinator: Coordinator, server: Server) -> None:
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    newcomer = Newcomer(coordinator)
+    small = [torch.zeros(3)]
+    expected = ExpectedState(coordinator.run.run_id, StateLayout(small).size)
+    position = coordinator.state.position
+    assert newcomer.catch_up._stored.state(expected, Position(0, ""), position, small) is None
+    assert newcomer.rejected == ["the run's bucket gives what cannot be right (another size than ours)"]
+    assert len(server.asked) == 1, "more than the index was fetched"
+    assert newcomer.catch_up._stored.average_after("", 10) is None
+
+
+def test_a_state_that_is_too_far_behind_the_swarm_is_left_alone(coordinator: Coordinator, server: Server) -> None:
+    coordinator.step()
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    coordinator.uploader, resting = None, coordinator.uploader  # it is not told of what comes
+    coordinator.step(4)
+    coordinator.uploader = resting
+    newcomer = Newcomer(coordinator)
+    assert not newcomer.catch_up._load_stored()
+    assert newcomer.state.step == 0
+    assert not newcomer.rejected
