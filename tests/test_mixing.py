@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.events import AnyEvent, Evaluated, Left, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Hosted, Left, Warned
 from dedloc_kit.experts.calls import Experts, Microbatch, current_microbatch
 from dedloc_kit.mixing import Mixing
 from dedloc_kit.run import RunConfig, seed_of
@@ -51,16 +51,41 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
     assert last < first
     assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
 
-    found = Checkpoints(coordinator.config.folder / "checkpoints").newest()
-    assert found is not None
-    tensors, info = found
-    assert info.step == STEPS
-    assert loop.bank is not None
-    expected = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
-    for name in loop.bank.names:
-        expected |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    tensors = checkpoint_of(coordinator)
     assert any(key.startswith("experts.0.1.2.optimizer") for key in tensors)
-    assert relative(tensors, expected) < 1e-5
+    assert relative(tensors, state_of(loop)) < 1e-5
+
+
+def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpoints_hold_what_hosts_have(
+    tmp_path: Path,
+) -> None:
+    run = mixed_run()
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=STEPS, task_module=TASKS, evaluate_every=1)
+        volunteers = [
+            swarm.volunteer(
+                f"volunteer-{n}",
+                {"START_FILE": str(tmp_path / "start")},
+                microbatch=n,
+                until_step=STEPS,
+                task_module=TASKS,
+                hosts_experts=n > 3,
+            )
+            for n in (2, 3, 4, 6)
+        ]
+        assert all(peer.joined.step == 0 for peer in volunteers)
+        for host in volunteers[2:]:
+            host.wait_for(Hosted, lambda event: event.kept == event.copies == 3)
+        coordinator.wait_for(Hosted, lambda event: not event.kept)
+        (tmp_path / "start").touch()
+        for peer in volunteers:
+            peer.wait_for(Left)
+        coordinator.wait_for_step(STEPS)
+        last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
+        assert coordinator.worker.stop() == 0
+    loop = plain_loop(run, volunteers, coordinator)
+    assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
+    assert relative(checkpoint_of(coordinator), state_of(loop)) < 1e-5
 
 
 @pytest.mark.slow
@@ -129,6 +154,24 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> Pla
         given = event.contributions.items()
         loop.take([next(batches[peer]) for peer, samples in given for _ in range(samples // sizes[peer])])
     return loop
+
+
+def checkpoint_of(coordinator: Peer) -> dict[str, Tensor]:
+    """The last one."""
+    found = Checkpoints(coordinator.config.folder / "checkpoints").newest()
+    assert found is not None
+    tensors, info = found
+    assert info.step == STEPS
+    return tensors
+
+
+def state_of(loop: PlainLoop) -> dict[str, Tensor]:
+    """Trunk and experts, as a checkpoint names them."""
+    assert loop.bank is not None
+    tensors = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
+    for name in loop.bank.names:
+        tensors |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    return tensors
 
 
 def relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
