@@ -90,6 +90,12 @@ class Keeping:
         with self._lock:
             return set(self._followed)
 
+    @property
+    def held(self) -> tuple[set[ExpertName], set[ExpertName]]:
+        """What is kept and what is followed, at the same moment."""
+        with self._lock:
+            return self.kept, self.followed
+
     def tell_in(self, code: Code) -> None:
         """How followers are told of means; before anybody follows."""
         self._code = code

@@ -36,6 +36,7 @@ class Following:
     """Everything happens in one loop.
 
     :ivar live: those that are followed right now
+    :ivar arriving: those that are still to come
     :ivar moved: those whose keeper has said that it is somebody else now
     """
 
@@ -43,6 +44,7 @@ class Following:
         self._keeping, self._names, self._opener, self._coder = keeping, keeping.names, opener, coder
         self._numbers = {name: number for number, name in enumerate(keeping.names)}
         self.live: set[ExpertName] = set()
+        self.arriving: set[ExpertName] = set()
         self.moved: set[ExpertName] = set()
 
     async def fetch(self, peer: str, names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
@@ -65,6 +67,7 @@ class Following:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""
         held = {name: step + 1 for name in names for step in self._keeping.bank.steps([name])}
         wanted, left = self._wanted({name: held.get(name, 0) for name in names}, follow=True), set(names)
+        self.arriving |= left
         try:
             with _failing(peer):
                 async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
@@ -74,8 +77,8 @@ class Following:
                         self._names_one(head, left)
                         left -= await self._take(head, held, listening, stream)
         finally:
-            self.live -= left
-            self.moved -= left
+            for those in (self.live, self.arriving, self.moved):
+                those -= left
 
     async def _take(
         self, head: Head, held: Mapping[ExpertName, int], listening: Listening, stream: Stream
@@ -91,10 +94,12 @@ class Following:
             elif held.get(name) != head.step + 1:
                 raise ValueError("an expert that is not here is not sent")
             self.live.add(name)
+            self.arriving.discard(name)
             self.moved.discard(name)
             return set()
         if isinstance(head, GoneHead):
             self.live.discard(name)
+            self.arriving.discard(name)
             self.moved.add(name)
             return {name}
         if name not in self.live:

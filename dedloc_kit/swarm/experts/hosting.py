@@ -48,6 +48,7 @@ class Hosting:
         self._holders, self._plan, self._known, self._changed = holders, plan, known, changed
         self._streams: dict[str, tuple[asyncio.Task[None], set[ExpertName]]] = {}
         """To each peer one, and what was asked for on it."""
+        self._told: tuple[set[ExpertName], set[ExpertName]] = set(), set()
         self._again: dict[str, float] = {}
         self._since: dict[ExpertName, float] = {}
 
@@ -63,7 +64,6 @@ class Hosting:
 
     def look(self) -> None:
         """Do what is due."""
-        before = self._held()
         plan, organizer = self._plan()
         holders = self._holders()
         kept_by: dict[ExpertName, list[str]] = {}
@@ -71,7 +71,7 @@ class Hosting:
             for name in holder.keeps:
                 kept_by.setdefault(name, []).append(peer)
         copied = {name for holder in holders.values() for name in holder.copies}
-        kept, followed = before
+        kept, followed = self._keeping.held
         wanted: dict[str, list[ExpertName]] = {}
         for name in self._keeping.names:
             keeper, stand_in = plan.keepers.get(name, organizer), plan.stand_ins.get(name)
@@ -87,8 +87,11 @@ class Hosting:
             elif name in followed:
                 if self._me not in (keeper, stand_in):
                     self._keeping.drop(name)
-                elif name not in self._following.live and not self._is_alone(name) and others:
-                    wanted.setdefault(others[0], []).append(name)
+                elif name not in self._following.live:
+                    if not others or name in self._following.moved:
+                        self._since.setdefault(name, time.monotonic())
+                    if not self._is_alone(name) and others:
+                        wanted.setdefault(others[0], []).append(name)
             # Whoever stands in waits for the keeper, whom it would have to follow in a moment anyway.
             elif others and (self._me == keeper or (self._me == stand_in and others[0] == keeper)):
                 wanted.setdefault(others[0], []).append(name)
@@ -96,11 +99,9 @@ class Hosting:
                 self._perhaps_restore(name)
         for peer, experts in wanted.items():
             self._begin(peer, set(experts))
-        if self._held() != before:
+        if (held := self._keeping.held) != self._told:
+            self._told = held
             self._changed()
-
-    def _held(self) -> tuple[set[ExpertName], set[ExpertName]]:
-        return self._keeping.kept, self._keeping.followed
 
     def _perhaps_yield(self, name: ExpertName, keeper: str) -> None:
         """Two keep an expert: one of them was gone for a while, or has not heard the newest of the other."""
@@ -119,7 +120,9 @@ class Hosting:
 
     def _is_alone(self, name: ExpertName) -> bool:
         """Is there nobody to follow any more? Then it is kept here from now on."""
-        if not self._waited(name, MOVED_SECONDS if name in self._following.moved else ALONE_SECONDS):
+        if name not in self._since or not self._waited(
+            name, MOVED_SECONDS if name in self._following.moved else ALONE_SECONDS
+        ):
             return False
         _log.warning("nobody keeps the expert %s any more: this machine does from now on", name)
         self._keeping.keep(name)
@@ -138,7 +141,7 @@ class Hosting:
             return
         if peer in self._streams:
             task, before = self._streams[peer]
-            if before - live - self._following.moved - self._keeping.kept:
+            if before & self._following.arriving:
                 return
             task.cancel()
             names, before_it = names | (before & live), {task}
@@ -150,7 +153,10 @@ class Hosting:
                 await asyncio.wait(after)
             await self._following.follow(peer, names)
         except NoCopies as failure:
-            self._again[peer] = time.monotonic() + AGAIN_SECONDS
+            now = time.monotonic()
+            self._again[peer] = now + AGAIN_SECONDS
+            for name in self._keeping.followed.intersection(names):
+                self._since.setdefault(name, now)
             _log.info("%s", failure)
         finally:
             if peer in self._streams and self._streams[peer][0] is asyncio.current_task():

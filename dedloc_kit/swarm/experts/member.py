@@ -241,12 +241,13 @@ class ExpertMember:
     def offer(self) -> HostOffer:
         """What this peer says of itself."""
         profile, held, grid = self._profile, self._held, self._settings.grid
+        kept, followed = (set[ExpertName](), set[ExpertName]()) if held is None else held.keeping.held
         return HostOffer(
             run_id=self._run.run_id,
             state=self._state,
-            layers=() if held is None else layers_of(held.keeping.kept, grid),
-            copies=() if held is None else layers_of(held.keeping.followed, grid),
-            step=0 if held is None else min(held.keeping.bank.steps(held.keeping.bank.names), default=0),
+            layers=layers_of(kept, grid),
+            copies=layers_of(followed, grid),
+            step=0 if held is None else min(held.keeping.bank.steps(kept | followed), default=0),
             room=0 if held is None else held.room,
             assigned=None if self._planner is None else self._planner.said,
             through=self._through() if profile.client_mode else (),

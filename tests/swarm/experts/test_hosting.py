@@ -53,7 +53,7 @@ class Peer:
     def holders(self) -> dict[str, Holder]:
         """At once, where real peers hear of it after a while."""
         others = {name: peer for name, peer in self.group.peers.items() if name != self.name}
-        return {name: Holder(0, peer.keeping.kept, peer.keeping.followed) for name, peer in others.items()}
+        return {name: Holder(0, *peer.keeping.held) for name, peer in others.items()}
 
     def learn(self, step: int, seed: int) -> None:
         """Every expert of a layer that is here is told a gradient."""
