@@ -20,7 +20,7 @@ from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import mixed_run
 
 STEPS = 5
-TASKS = "tests.tiny_mixed"
+TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
 
 
 def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_plain_loop(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
 ) -> None:
     run = mixed_run()
     with Swarm(run, tmp_path) as swarm:
-        coordinator = swarm.coordinator(until_step=STEPS, task_module=TASKS, evaluate_every=1)
+        coordinator = swarm.coordinator(until_step=STEPS, task_module=PATIENT, evaluate_every=1)
         volunteers = [
             swarm.volunteer(
                 f"volunteer-{n}",
                 {"START_FILE": str(tmp_path / "start")},
                 microbatch=n,
                 until_step=STEPS,
-                task_module=TASKS,
+                task_module=PATIENT,
                 hosts_experts=n > 3,
             )
             for n in (2, 3, 4, 6)
