@@ -154,7 +154,7 @@ MUTATIONS = (
     Mutation(
         "a checkpoint holds a trunk with experts of the step before",
         "experts/state.py",
-        "settled = all(step == self.step for step in self.bank.steps(self._names))",
+        "settled = all(step == self.step for step in self.bank.steps(self.keeping.kept))",
         "settled = True",
         "tests/experts/test_state.py -k waits_until",
     ),
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         "a model is measured with experts that go on learning",
         "experts/state.py",
-        "connect_alone(model, experts)",
+        "connect_alone(model, Frozen(networks, self.run.experts.grid))",
         "connect_alone(model, self.bank)",
         "tests/experts/test_state.py -k measured",
     ),
@@ -399,8 +399,8 @@ MUTATIONS = (
     Mutation(
         "an expert takes a step twice",
         "experts/expert.py",
-        "            if step != self.step + 1:\n",
-        "            if step > self.step + 1:\n",
+        "            if step != self.step + 1:\n                return False\n",
+        "            if step > self.step + 1:\n                return False\n",
         "tests/experts/test_bank.py -k taken_once",
     ),
     Mutation(
