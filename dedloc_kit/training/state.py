@@ -130,7 +130,7 @@ class TrainingState:
 
     def rate_of(self, step: int) -> float:
         """The learning rate of a global step that has been taken."""
-        return self.rate * learning_rate(self.run.optimizer, step - 1, self.decay)
+        return learning_rate(self.run.optimizer, step - 1, self.decay) * self.rate
 
     @property
     def rewound(self) -> int:
