@@ -24,6 +24,7 @@ def join(
     folder: str | Path | None = None,
     task_module: str | None = None,
     drive_only: bool = False,
+    host_experts: bool = False,
     code: str | None = None,
     block: bool | None = None,
     device: str | None = None,
@@ -43,6 +44,7 @@ def join(
     :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
     :param drive_only: of a model that is cut into stages hold none, and send batches of data through those of others:
         for a machine with little memory
+    :param host_experts: of a model with experts hold some of them for all, too, in up to half of the free memory
     :param code: what lets you into a run that is not open to all: the personal code that the organizer gave you, or a
         read-only token of the Hub, as the run wants it. Better keep it as the secret `DEDLOC_CODE` on Colab or Kaggle,
         or in the environment; without any the call asks for it
@@ -59,6 +61,7 @@ def join(
         folder=folder,
         task_module=task_module,
         drive_only=drive_only,
+        host_experts=host_experts,
         code=code,
         block=block,
     )

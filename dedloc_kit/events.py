@@ -30,6 +30,16 @@ class Loading(Event):
     total_bytes: int
 
 
+class Hosted(Event):
+    """What this machine has of the experts of the run, when that has changed."""
+
+    event: Literal["hosted"] = "hosted"
+    kept: int
+    """Those that it computes and whose steps it takes."""
+    copies: int
+    """Those that it stands in for."""
+
+
 class Joined(Event):
     """The peer is part of the swarm and holds the current state."""
 
@@ -336,6 +346,7 @@ class Left(Event):
 AnyEvent = Annotated[
     State
     | Loading
+    | Hosted
     | Joined
     | LocalProgress
     | StepDone

@@ -3,16 +3,21 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.events import AnyEvent, State, Warned
+from dedloc_kit.events import AnyEvent, Hosted, State, Warned
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts, Microbatch, counting
+from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.experts.mixture import connect
+from dedloc_kit.experts.state import MixedState
+from dedloc_kit.machine.survey import machine_at
+from dedloc_kit.records import GlobalStep
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.experts.member import ExpertMember
+from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form
 from dedloc_kit.tasks import Batch
@@ -29,14 +34,22 @@ def form_of(run: RunConfig) -> Form:
     return FORMS.get(run.averaging.compression, "8bit")
 
 
+def room_for_experts(folder: Path) -> int:
+    """Bytes of memory that a host gives to experts: half of what is free, for it also trains."""
+    return machine_at(folder).free_memory // 2
+
+
 @contextmanager
-def hosting(me: SwarmPeer, known: Sequence[str], bank: Bank) -> Iterator[ExpertMember]:
-    """Answer for the experts of a bank.
+def hosting(
+    me: SwarmPeer, known: Sequence[str], state: MixedState, emit: Callable[[AnyEvent], None]
+) -> Iterator[ExpertMember]:
+    """Answer for all experts that no other host has.
 
     :param known: addresses of the peers that this one joined through
     """
-    member = _member(me, known, bank)
+    member = _member(me, known, Held(state.keeping, known=state.known, changed=_telling(emit)))
     with member.serving():
+        state.fetch_with(member.fetch)
         yield member
 
 
@@ -44,9 +57,15 @@ class Mixing:
     """A volunteer's use of experts; of a run that has none it does nothing."""
 
     def __init__(
-        self, layers: Sequence[int], experts: Experts, member: ExpertMember, emit: Callable[[AnyEvent], None]
+        self,
+        layers: Sequence[int],
+        experts: Experts,
+        member: ExpertMember,
+        emit: Callable[[AnyEvent], None],
+        keeping: Keeping | None = None,
     ) -> None:
         self._layers, self._experts, self._member, self._emit = layers, experts, member, emit
+        self._keeping = keeping
         self._counts = False
         self._follow_at = 0.0
 
@@ -64,6 +83,20 @@ class Mixing:
                 return loss(model, batch, step)
 
         return counted
+
+    def stepped(self, step: GlobalStep) -> None:
+        """The swarm has taken a global step: what this machine hosts does, too. After a step back hosts get theirs
+        anew."""
+        if self._keeping is not None:
+            if step.peers:
+                self._keeping.stepped(step.step, step.samples)
+            else:
+                self._keeping.clear()
+
+    def leave(self) -> None:
+        """Let others have what this machine hosts."""
+        if self._keeping is not None:
+            self._member.hand_over()
 
     def await_experts(self, over: Callable[[], bool]) -> bool:
         """Compute nothing while a layer has no expert that answers: the trunk would learn to do without.
@@ -108,27 +141,39 @@ class Unmixed(Mixing):
     def counted(self, loss: Loss) -> Loss:
         return loss
 
+    def stepped(self, step: GlobalStep) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
     def await_experts(self, over: Callable[[], bool]) -> bool:
         return True
 
 
 @contextmanager
-def asking(me: SwarmPeer, known: Sequence[str], emit: Callable[[AnyEvent], None]) -> Iterator[Mixing]:
+def asking(me: SwarmPeer, known: Sequence[str], room: int, emit: Callable[[AnyEvent], None]) -> Iterator[Mixing]:
     """Let all replicas of a volunteer's model ask the experts of the run.
 
     :param known: addresses of the peers that this one joined through
+    :param room: bytes of memory for experts that it hosts itself; 0 for none
     """
     run = me.optimizer.run
     if run.experts is None:
         yield Unmixed()
         return
-    member = _member(me, known, None)
+    keeping = Keeping(Bank(run, remembers=True), run, me.optimizer.state.rate_of) if room else None
+    member = _member(me, known, None if keeping is None else Held(keeping, room, changed=_telling(emit)))
     with member.serving() as experts:
         connect(me.optimizer.state.model, experts)  # the replicas are copies of it
-        yield Mixing(run.experts.layers, experts, member, emit)
+        yield Mixing(run.experts.layers, experts, member, emit, keeping)
 
 
-def _member(me: SwarmPeer, known: Sequence[str], bank: Bank | None) -> ExpertMember:
+def _telling(emit: Callable[[AnyEvent], None]) -> Callable[[int, int], None]:
+    return lambda kept, copies: emit(Hosted(kept=kept, copies=copies))
+
+
+def _member(me: SwarmPeer, known: Sequence[str], held: Held | None) -> ExpertMember:
     run = me.optimizer.run
     # Who fails is written to the log by whoever asks.
-    return ExpertMember(run, me.dht, me.signer, me.profile, known, bank, form_of(run), failed=lambda *_: None)
+    return ExpertMember(run, me.dht, me.signer, me.profile, known, held, form_of(run), failed=lambda *_: None)

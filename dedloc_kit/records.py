@@ -23,6 +23,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from dedloc_kit.errors import UserError
@@ -485,6 +486,28 @@ class LayerCells(Record):
     """A bit for each, row by row, the first one the highest of its byte; at most 64 x 64 cells."""
 
 
+MAX_ASSIGNED_HOSTS, MAX_ASSIGNED_CELLS = 64, 2048
+NOBODY = 255
+
+
+class Assigned(Record):
+    """Who is to hold which experts, as the organizer says; nobody else is believed."""
+
+    hosts: Annotated[tuple[PeerId, ...], Field(max_length=MAX_ASSIGNED_HOSTS, strict=False)]
+    keepers: Annotated[bytes, Field(max_length=MAX_ASSIGNED_CELLS)]
+    """Of the first experts of the run in the order of their names, one after the other: which of the hosts takes its
+    steps, or `NOBODY`; then the organizer does."""
+    stand_ins: Annotated[bytes, Field(max_length=MAX_ASSIGNED_CELLS)]
+    """Which of them holds an equal copy, or `NOBODY`."""
+
+    @model_validator(mode="after")
+    def _names_its_hosts(self) -> Self:
+        places = {*self.keepers, *self.stand_ins} - {NOBODY}
+        if len(self.keepers) != len(self.stand_ins) or any(place >= len(self.hosts) for place in places):
+            raise ValueError("it does not say of each expert who has it")
+        return self
+
+
 class HostOffer(Record):
     """What a peer of a run with experts says of itself every few seconds, signed; it lives in the DHT for some seconds
     only."""
@@ -493,8 +516,14 @@ class HostOffer(Record):
     state: Literal["joining", "online", "leaving"]
     layers: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
     """The experts that answer here; none if it hosts nothing."""
+    copies: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
+    """Those that it stands in for: they answer here if their keeper does not."""
     step: Count = 0
     """The global step whose parameters these have."""
+    room: Count = 0
+    """Bytes of memory for experts."""
+    assigned: Assigned | None = None
+    """The organizer's."""
     through: Annotated[tuple[PeerId, ...], Field(max_length=4, strict=False)] = ()
     """Peers that forward calls to it, if nobody can dial it."""
     forwards: bool = False
@@ -510,7 +539,7 @@ class HostOffer(Record):
     session: Digest = ""
     time: Time
 
-    @field_validator("layers")
+    @field_validator("layers", "copies")
     @classmethod
     def _each_layer_once(cls, layers: tuple[LayerCells, ...]) -> tuple[LayerCells, ...]:
         if len({each.layer for each in layers}) < len(layers):

@@ -540,6 +540,8 @@ class PeerConfig(Section):
     """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
     drive_only: bool = False
     """In a run in stages: to hold none, and only send batches of its own data through those of others."""
+    hosts_experts: bool = False
+    """In a run with experts: to hold some of them for all, beside training."""
     lends: bool = False
     """To lend a line: to average for others and to give them averages and states, and train nothing."""
     client_mode: bool | None = None

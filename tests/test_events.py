@@ -9,6 +9,7 @@ from tests.dashboard.staged_run import LIMITED
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
     events.Loading(received_bytes=5, total_bytes=10),
+    events.Hosted(kept=3, copies=2),
     events.Joined(
         run_id="demo-0123456789abcdef",
         peer="12D3Koo",

@@ -1,5 +1,6 @@
 """A run with experts, held by its coordinator, trains as one process does, and loses none of them."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.events import AnyEvent, Evaluated, Left, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Hosted, Left, Warned
 from dedloc_kit.experts.calls import Experts, Microbatch, current_microbatch
 from dedloc_kit.mixing import Mixing
 from dedloc_kit.run import RunConfig, seed_of
@@ -20,7 +21,9 @@ from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import mixed_run
 
 STEPS = 5
-TASKS = "tests.tiny_mixed"
+HEARD_SECONDS = 20.0
+"""After which all trainers have heard who keeps which expert; nobody tells of that."""
+TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
 
 
 def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_plain_loop(tmp_path: Path) -> None:
@@ -51,16 +54,43 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
     assert last < first
     assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
 
-    found = Checkpoints(coordinator.config.folder / "checkpoints").newest()
-    assert found is not None
-    tensors, info = found
-    assert info.step == STEPS
-    assert loop.bank is not None
-    expected = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
-    for name in loop.bank.names:
-        expected |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    tensors = checkpoint_of(coordinator)
     assert any(key.startswith("experts.0.1.2.optimizer") for key in tensors)
-    assert relative(tensors, expected) < 1e-5
+    assert relative(tensors, state_of(loop)) < 1e-5
+
+
+@pytest.mark.slow
+def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpoints_hold_what_hosts_have(
+    tmp_path: Path,
+) -> None:
+    run = mixed_run()
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=STEPS, task_module=PATIENT, evaluate_every=1)
+        volunteers = [
+            swarm.volunteer(
+                f"volunteer-{n}",
+                {"START_FILE": str(tmp_path / "start")},
+                microbatch=n,
+                until_step=STEPS,
+                task_module=PATIENT,
+                hosts_experts=n > 3,
+            )
+            for n in (2, 3, 4, 6)
+        ]
+        assert all(peer.joined.step == 0 for peer in volunteers)
+        for host in volunteers[2:]:
+            host.wait_for(Hosted, lambda event: event.kept == event.copies == 3)
+        coordinator.wait_for(Hosted, lambda event: not event.kept)
+        time.sleep(HEARD_SECONDS)
+        (tmp_path / "start").touch()
+        for peer in volunteers:
+            peer.wait_for(Left)
+        coordinator.wait_for_step(STEPS)
+        last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
+        assert coordinator.worker.stop() == 0
+    loop = plain_loop(run, volunteers, coordinator)
+    assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
+    assert relative(checkpoint_of(coordinator), state_of(loop)) < 1e-5
 
 
 @pytest.mark.slow
@@ -129,6 +159,24 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> Pla
         given = event.contributions.items()
         loop.take([next(batches[peer]) for peer, samples in given for _ in range(samples // sizes[peer])])
     return loop
+
+
+def checkpoint_of(coordinator: Peer) -> dict[str, Tensor]:
+    """The last one."""
+    found = Checkpoints(coordinator.config.folder / "checkpoints").newest()
+    assert found is not None
+    tensors, info = found
+    assert info.step == STEPS
+    return tensors
+
+
+def state_of(loop: PlainLoop) -> dict[str, Tensor]:
+    """Trunk and experts, as a checkpoint names them."""
+    assert loop.bank is not None
+    tensors = {f"model.{name}": each.detach() for name, each in loop.model.named_parameters()}
+    for name in loop.bank.names:
+        tensors |= {f"experts.{name}.{key}": each for key, each in loop.bank.state(name)[0].items()}
+    return tensors
 
 
 def relative(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:

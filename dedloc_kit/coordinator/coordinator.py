@@ -196,7 +196,7 @@ class _Role:
         """
         state = self._me.optimizer.state
         if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
-            self._member = self._hosting.enter_context(hosting(self._me, known, state.bank))
+            self._member = self._hosting.enter_context(hosting(self._me, known, state, self._emit))
 
     def publish(self) -> None:
         """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""

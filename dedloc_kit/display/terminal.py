@@ -8,6 +8,7 @@ from dedloc_kit.events import (
     Announced,
     AnyEvent,
     Evaluated,
+    Hosted,
     Joined,
     Left,
     Loading,
@@ -47,6 +48,8 @@ class RunDisplay(BarDisplay):
                     megabytes = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB"
                     self.line(f"{prefix}{megabytes} of the training state have arrived", "dim")
                 self._loaded_quarters = quarter
+            case Hosted(kept=kept, copies=copies):
+                self.line(f"{prefix}holding {count(kept, 'expert')}, standing in for {copies} more", "dim")
             case Joined():
                 self.line(f"{prefix}joined {event.run_id} at step {event.step} with {event.device}")
             case StepDone(step=step):

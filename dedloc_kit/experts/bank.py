@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -50,12 +50,13 @@ class Bank:
     changes an expert before `take`, and a refused one changes nothing at all.
 
     :param room: bytes for the inputs of forward calls
+    :param remembers: whether experts are had as they were before their last step, too
     :ivar refused: calls by what was wrong with them
     """
 
-    def __init__(self, run: RunConfig, room: int = ROOM) -> None:
+    def __init__(self, run: RunConfig, room: int = ROOM, remembers: bool = False) -> None:
         assert run.experts is not None, "a run without experts has no bank"
-        self._run, self._settings = run, run.experts
+        self._run, self._settings, self._remembers = run, run.experts, remembers
         self._experts: dict[ExpertName, Expert] = {}
         self._kept = Kept[_Call](room, KEPT_SECONDS)
         self._usual = {layer: Usual() for layer in self._settings.layers}
@@ -76,14 +77,20 @@ class Bank:
     def hold(self, names: Iterable[ExpertName]) -> None:
         """Have these experts, too, with their first weights: the same ones on every host. Raises ValueError for a name
         that the run does not have."""
-        known = set(names_of(self._settings))
         for name in names:
-            if name not in known:
-                raise ValueError(f"the run has no expert {name}")
-            seed = seed_of(self._run.run_id, "expert", name)
-            expert = Expert(Network(self._settings.width, self._settings.hidden, seed), self._run.optimizer)
-            with self._lock:
-                self._experts.setdefault(name, expert)
+            self._add(name, self._first(name))
+
+    def _first(self, name: ExpertName) -> Expert:
+        rows, columns = self._settings.grid
+        if name.layer not in self._settings.layers or not (0 <= name.row < rows and 0 <= name.column < columns):
+            raise ValueError(f"the run has no expert {name}")
+        seed = seed_of(self._run.run_id, "expert", name)
+        network = Network(self._settings.width, self._settings.hidden, seed)
+        return Expert(network, self._run.optimizer, self._remembers)
+
+    def _add(self, name: ExpertName, expert: Expert) -> None:
+        with self._lock:
+            self._experts.setdefault(name, expert)
 
     def hold_all(self) -> None:
         """Have all experts of the run."""
@@ -174,26 +181,61 @@ class Bank:
         :param rate: the learning rate that the trunk has in it
         :return: who took it: experts that lack an earlier step do not, nor do those who have it already
         """
-        with self._lock:
-            experts = list(self._experts.items())
-        taken = []
-        for name, expert in experts:
-            if expert.take(step, samples, rate):
-                taken.append(name)
-        return taken
+        return [name for name in self.names if self.take_one(name, step, samples, rate)]
 
-    def state(self, name: ExpertName) -> tuple[dict[str, Tensor], int]:
-        """A consistent copy of an expert's tensors, and the step that they are of; raises Refused if it is not here."""
-        return self._expert(name).copy()
+    def take_one(
+        self,
+        name: ExpertName,
+        step: int,
+        samples: int,
+        rate: float,
+        said: Callable[[Tensor], Tensor] = lambda mean: mean,
+    ) -> bool:
+        """The same of one of them.
+
+        :param said: what becomes of the mean where others are told of it
+        """
+        return self._expert(name).take(step, samples, rate, said)
+
+    def follow(self, name: ExpertName, step: int, mean: Tensor, rate: float) -> None:
+        """Let an expert take the same step as another copy of it; raises ValueError if that is not its next one."""
+        self._expert(name).follow(step, mean, rate)
+
+    def sums(self, name: ExpertName) -> dict[int, Tensor]:
+        """What an expert was told, by the global step that it is for."""
+        return self._expert(name).sums()
+
+    def add_sums(self, name: ExpertName, sums: Mapping[int, Tensor]) -> None:
+        """Tell an expert what another copy of it was told."""
+        self._expert(name).add_sums(sums)
+
+    def state(self, name: ExpertName, step: int | None = None) -> tuple[dict[str, Tensor], int]:
+        """A consistent copy of an expert's tensors, and the step that they are of; raises Refused if it is not here.
+
+        :param step: as `Expert.copy` has it
+        """
+        return self._expert(name).copy(step)
 
     def load(self, name: ExpertName, tensors: Mapping[str, Tensor], step: int) -> None:
         """Hold an expert as it was after a global step; raises ValueError if that cannot be one."""
-        self.hold([name])
-        self._expert(name).load(tensors, step)
+        with self._lock:
+            expert = self._experts.get(name)
+        if expert is None:  # nobody is answered by its first weights meanwhile
+            expert = self._first(name)
+            expert.load(tensors, step)
+            self._add(name, expert)
+        else:
+            expert.load(tensors, step)
 
     def check(self, name: ExpertName, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError if an expert that is here cannot `load` these."""
-        self._expert(name).check_tensors(tensors)
+        """Raise ValueError if these are not the tensors of an expert."""
+        with self._lock:
+            expert = self._experts.get(name)
+        (expert or self._first(name)).check_tensors(tensors)
+
+    def like(self) -> dict[str, Tensor]:
+        """Tensors of the shapes and types of any expert's."""
+        return self._first(names_of(self._settings)[0]).copy()[0]
 
     def frozen(self) -> Frozen:
         """Copies of all that are here, to be measured."""

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,11 +26,14 @@ class Expert:
 
     Threads may call it at the same time.
 
+    :param remembers: whether `copy` also has it as it was before its last step
     :ivar step: the finished global steps whose parameters it has
     """
 
-    def __init__(self, network: Network, optimizer: OptimizerConfig) -> None:
+    def __init__(self, network: Network, optimizer: OptimizerConfig, remembers: bool = False) -> None:
         self._network, self._settings = network, optimizer
+        self._remembers = remembers
+        self._before: tuple[dict[str, Tensor], int] | None = None
         self._parameters = list(network.parameters())
         self.layout = FlatLayout.of(self._parameters)
         groups = [{"params": self._parameters, "weight_decay": optimizer.weight_decay}]
@@ -73,19 +76,47 @@ class Expert:
             for total, gradient in zip(self.layout.views(self._sums[due]), gradients, strict=True):
                 total.add_(gradient, alpha=float(samples))
 
-    def take(self, step: int, samples: int, rate: float) -> bool:
+    def take(self, step: int, samples: int, rate: float, said: Callable[[Tensor], Tensor] = lambda mean: mean) -> bool:
         """Take a global step, if it is the next one, over the mean of what it was told for it.
 
         :param samples: of all that are part of this step
         :param rate: the learning rate that the trunk has in it
+        :param said: what becomes of the mean where others are told of it
         """
         with self._lock:
             if step != self.step + 1:
                 return False
-            total = self._sums.pop(step, None)
-            self._apply(torch.zeros(self.layout.size) if total is None else total.div_(samples), rate)
-            self.step = step
+            total = self._sums.get(step)
+            mean = torch.zeros(self.layout.size) if total is None else total.div_(samples)
+            self._take(step, said(mean), rate)
             return True
+
+    def follow(self, step: int, mean: Tensor, rate: float) -> None:
+        """Take the same step as another copy of it, whatever this one was told; raises ValueError if that is not its
+        next one."""
+        with self._lock:
+            if step != self.step + 1:
+                raise ValueError(f"global step {step} does not follow {self.step}")
+            self._take(step, mean.clone(), rate)
+
+    def _take(self, step: int, mean: Tensor, rate: float) -> None:
+        self._sums.pop(step, None)
+        if self._remembers:
+            self._before = self.copy()
+        self._apply(mean, rate)
+        self.step = step
+
+    def sums(self) -> dict[int, Tensor]:
+        """What it was told, by the global step that it is for."""
+        with self._lock:
+            return {due: total.clone() for due, total in self._sums.items()}
+
+    def add_sums(self, sums: Mapping[int, Tensor]) -> None:
+        """Add what another copy of it was told; what came too late or is far ahead is dropped."""
+        with self._lock:
+            for due, total in sums.items():
+                if self.step < due <= self.step + 1 + AHEAD:
+                    self._sums[due] = self._sums[due] + total if due in self._sums else total.clone()
 
     @torch.no_grad()
     def _apply(self, mean: Tensor, rate: float) -> None:
@@ -101,10 +132,17 @@ class Expert:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def copy(self) -> tuple[dict[str, Tensor], int]:
-        """Its tensors (parameters, and what the optimizer remembers of them) and the step that they are of."""
+    def copy(self, step: int | None = None) -> tuple[dict[str, Tensor], int]:
+        """Its tensors (parameters, and what the optimizer remembers of them) and the step that they are of.
+
+        :param step: of this one; raises Refused if that is not the newest, nor the one before and that is remembered
+        """
         with self._lock:
-            return {name: tensor.clone() for name, tensor in self._tensors().items()}, self.step
+            if step in (None, self.step):
+                return {name: tensor.clone() for name, tensor in self._tensors().items()}, self.step
+            if self._before is None or self._before[1] != step:
+                raise Refused("stale")
+            return self._before
 
     def frozen(self) -> Network:
         """A copy of its network alone."""
@@ -121,7 +159,7 @@ class Expert:
         with self._lock:
             for name, own in self._tensors().items():
                 own.copy_(tensors[name])
-            self.step = step
+            self.step, self._before = step, None
             self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
 
     def check_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,28 +1,37 @@
 """The training state of a run with experts, where all of them are held: the trunk's, and theirs of the same step."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank, names_of
+from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.frozen import Frozen
+from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.experts.network import Network
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import ExpertsConfig, RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room, shared_zeros
-from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Position, SharedOptimizer, TrainingState
 
 SETTLED_SECONDS = 10.0
 """So long after the trunk at the latest the experts have taken a step, if anybody knows of how many samples."""
 LOOK_SECONDS = 0.01
+ATTEMPTS = 3
+"""At fetching the experts that others hold before the swarm goes on."""
 _EXPERTS, _MODEL = "experts.", "model."
+
+Fetch = Callable[[Sequence[ExpertName], int], Mapping[ExpertName, State]]
+"""Those of these experts that others have as they were after this global step."""
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +54,29 @@ class MixedState(TrainingState):
         assert run.experts is not None
         self._names = names_of(run.experts)
         self.bank = Bank(run)
+        self._elsewhere: dict[ExpertName, State] = {}
+        self._fetch: Fetch = lambda names, step: {}
+        self._fetching = threading.Lock()
+        self.keeping = Keeping(self.bank, run, self.rate_of, parted=self._elsewhere.__setitem__)
+
+    def fetch_with(self, fetch: Fetch) -> None:
+        """How those experts are had that others hold."""
+        self._fetch = fetch
+
+    def known(self, name: ExpertName) -> State:
+        """An expert that nobody has any more, as it was known last: what it has learned since is lost, and it goes on
+        with the step that the others are at."""
+        tensors, step = self._elsewhere[name]
+        newest = max(step, self.keeping.step)
+        _log.warning("the expert %s is lost with all who had it: it goes back by %d steps", name, newest - step)
+        return tensors, newest
 
     def take(self, step: int, samples: int) -> None:
-        """Let the experts take a global step that the trunk has taken or come to.
-
-        Steps before it that nobody has told of are taken, too, each as if it had a global batch.
+        """Let the experts that are here take a global step that the trunk has taken or come to.
 
         :param samples: of all trainers in that step
         """
-        for missed in range(min(self.bank.steps(self._names)) + 1, step):
-            self._take(missed, self.run.global_batch)
-        self._take(step, samples)
-
-    def _take(self, step: int, samples: int) -> None:
-        self.bank.take(step, max(1, samples), self.rate * learning_rate(self.run.optimizer, step - 1, self.decay))
+        self.keeping.stepped(step, samples)
 
     @contextmanager
     def _settled(self) -> Iterator[None]:
@@ -66,7 +84,7 @@ class MixedState(TrainingState):
         deadline = time.monotonic() + SETTLED_SECONDS
         while True:
             with self.lock:
-                settled = all(step == self.step for step in self.bank.steps(self._names))
+                settled = all(step == self.step for step in self.bank.steps(self.keeping.kept))
                 if not settled and time.monotonic() > deadline:
                     _log.warning("nobody tells how many samples global step %d had; its experts guess", self.step)
                     self.take(self.step, self.run.global_batch)
@@ -76,10 +94,30 @@ class MixedState(TrainingState):
                     return
             time.sleep(LOOK_SECONDS)
 
+    def _whole(self, trunk: Callable[[], T]) -> tuple[T, Position, StateInfo, dict[ExpertName, State], bool]:
+        """A copy of the trunk, all experts, and whether they are of its step: the swarm may go on while those that
+        others hold are fetched."""
+        for _ in range(ATTEMPTS):
+            with self._settled():
+                copied, position, info = trunk(), self.position, self.info
+                experts = {name: self.bank.state(name) for name in self.keeping.kept}
+            with self._fetching:
+                away = [name for name in self._names if name not in experts]
+                old = [name for name in away if self._elsewhere.get(name, ({}, -1))[1] != position.step]
+                self._elsewhere |= self._fetch(old, position.step) if old else {}
+                experts |= {name: self._elsewhere[name] for name in away if name in self._elsewhere}
+            if complete := all(name in experts and experts[name][1] == position.step for name in self._names):
+                break
+        return copied, position, info, experts, complete
+
     def snapshot(self) -> tuple[torch.nn.Module, Position]:
-        with self._settled():
-            model, experts, position = self.model_copy(), self.bank.frozen(), self.position
-        connect_alone(model, experts)
+        assert self.run.experts is not None
+        model, position, _, experts, complete = self._whole(self.model_copy)
+        if not complete:
+            _log.warning(
+                "some experts are not had as they were after global step %d: older ones stand in", position.step
+            )
+        connect_alone(model, _frozen(self.run.experts, {name: tensors for name, (tensors, _) in experts.items()}))
         return model, position
 
     def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
@@ -89,12 +127,15 @@ class MixedState(TrainingState):
         return model
 
     def copy(self) -> Found:
-        with self._settled():
-            tensors = {name: tensor.detach().clone() for name, tensor in self._named().items()}
-            for expert in self._names:
-                own, _ = self.bank.state(expert)
-                tensors |= {f"{_EXPERTS}{expert}.{name}": tensor for name, tensor in own.items()}
-            return tensors, self.info
+        def trunk() -> dict[str, Tensor]:
+            return {name: tensor.detach().clone() for name, tensor in self._named().items()}
+
+        tensors, position, info, experts, complete = self._whole(trunk)
+        if not complete:
+            raise ValueError(f"not all hosts give their experts as they were after global step {position.step}")
+        for expert, (own, _) in experts.items():
+            tensors |= {f"{_EXPERTS}{expert}.{name}": tensor for name, tensor in own.items()}
+        return tensors, info
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         self.check_named(tensors, info)
@@ -119,15 +160,21 @@ class MixedState(TrainingState):
     def _load_experts(self, experts: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         for name in self._names:
             self.bank.load(name, experts[str(name)], step)
+            self.keeping.keep(name)
 
 
 def frozen_of(settings: ExpertsConfig, tensors: Mapping[str, Tensor]) -> Frozen:
     """The experts in a checkpoint, to be used; raises ValueError if it does not hold all that there are."""
     _, experts = _divided(tensors)
+    return _frozen(settings, {name: experts.get(str(name), {}) for name in names_of(settings)})
+
+
+def _frozen(settings: ExpertsConfig, experts: Mapping[ExpertName, Mapping[str, Tensor]]) -> Frozen:
+    """Of what each expert has; raises ValueError for one that lacks something."""
     networks = {}
-    for name in names_of(settings):
+    for name, tensors in experts.items():
         network = Network(settings.width, settings.hidden, 0)
-        own = {key.removeprefix(_MODEL): each for key, each in experts.get(str(name), {}).items() if _MODEL in key}
+        own = {key.removeprefix(_MODEL): tensor for key, tensor in tensors.items() if key.startswith(_MODEL)}
         try:
             network.load_state_dict(own)
         except RuntimeError:

@@ -19,6 +19,7 @@ def join(
     folder: str | Path | None = None,
     task_module: str | None = None,
     drive_only: bool = False,
+    host_experts: bool = False,
     code: str | None = None,
     block: bool | None = None,
     lends: bool = False,
@@ -26,7 +27,7 @@ def join(
     """See `dedloc_kit.join` and `dedloc_kit.lend`."""
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
     chosen = {key: value for key, value in settings.items() if value is not None}
-    given = {**chosen, "drive_only": drive_only, "lends": lends}
+    given = {**chosen, "drive_only": drive_only, "hosts_experts": host_experts, "lends": lends}
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)

@@ -14,8 +14,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.mixing import asking
-from dedloc_kit.records import Invitation
+from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
+from dedloc_kit.records import Contribution, GlobalStep, Invitation
 from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
@@ -69,7 +69,16 @@ def volunteer(
             f"this run is not cut into stages; leave {'--drive-only' if peer.drive_only else '--stage'} out"
         )
 
+    if peer.hosts_experts and run.experts is None:
+        raise UserError("this run has no experts to host; leave --host-experts out")
     lost = Lost()
+    mixing: Mixing = Unmixed()
+
+    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        mixing.stepped(step)  # first, for others wait for it
+        tell_step(step, contributions)
+
+    tell_step = telling_steps(lambda: me, emit)
 
     def on_loading(received: int, total: int) -> None:
         emit(Loading(received_bytes=received, total_bytes=total))
@@ -84,7 +93,7 @@ def volunteer(
         follower=False,
         preferred_port=recall(peer.folder, run.run_id).port,
         stop=stop,
-        on_step=telling_steps(lambda: me, emit),
+        on_step=on_step,
         on_loading=on_loading,
     ) as me:
         introduce(me, lost, stopped, emit)
@@ -99,7 +108,8 @@ def volunteer(
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
         with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
-            mixing = stack.enter_context(asking(me, known, emit))
+            room = room_for_experts(peer.folder) if peer.hosts_experts else 0
+            mixing = stack.enter_context(asking(me, known, room, emit))
             devices = Devices(
                 me.replicas,
                 [mixing.counted(task.loss) for task in tasks],
@@ -154,6 +164,7 @@ def volunteer(
                     _train_on(devices, me, run, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
+            mixing.leave()
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)

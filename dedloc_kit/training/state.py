@@ -128,6 +128,10 @@ class TrainingState:
         """What the configured learning rate is multiplied with, by the organizer's rewinds."""
         return float(self._ordered[RATE])
 
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a global step that has been taken."""
+        return learning_rate(self.run.optimizer, step - 1, self.decay) * self.rate
+
     @property
     def rewound(self) -> int:
         """The newest global step that took over an earlier state; 0 if none did."""

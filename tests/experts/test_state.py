@@ -1,5 +1,6 @@
 """Trunk and experts of a run as one state."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from dedloc_kit.coordinator.resuming import resume
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts import state as module
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.keeping import State
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.records import Receipt
 from dedloc_kit.training.checkpoint import Checkpoints
@@ -154,3 +156,34 @@ def test_a_model_that_is_made_of_a_copy_has_the_experts_of_that_copy() -> None:
     step(state)
     assert TASK.evaluate(state.model_of(tensors)).loss == TASK.evaluate(then).loss
     assert TASK.evaluate(state.snapshot()[0]).loss != TASK.evaluate(then).loss
+
+
+def test_a_checkpoint_holds_what_others_keep_as_it_was_after_the_same_step_or_there_is_none() -> None:
+    state, right, news = fresh(), fresh(), list[object]()
+    for each in (state, right):
+        step(each)
+    assert state.keeping.followed_by(EXPERT, news.append) is not None
+    state.keeping.give(EXPERT, news.append, stay=False)
+    assert same(state, right), "what is known of it is of this step"
+    step(right)
+    state.take(trunk_steps(state), 40)
+    asked = list[tuple[list[ExpertName], int]]()
+    host = right.bank.state(EXPERT)
+
+    def fetch(names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
+        asked.append((list(names), step))
+        return {EXPERT: (host[0], step - 1)} if len(asked) == 1 else {}
+
+    state.fetch_with(fetch)
+    with pytest.raises(ValueError, match="not all hosts"):
+        state.copy()
+    assert asked == [([EXPERT], 2)] * module.ATTEMPTS
+    state.fetch_with(lambda names, step: {EXPERT: (host[0], step)})
+    found, _ = state.copy()
+    assert all(torch.equal(found[f"experts.{EXPERT}.{key}"], each) for key, each in host[0].items())
+    _, position = state.snapshot()
+    assert position.step == 2
+    state.take(trunk_steps(state), 40)
+    tensors, newest = state.known(EXPERT)
+    assert newest == 3, "what it has learned since is lost, and it goes on with the others"
+    assert torch.equal(tensors["model.up"], host[0]["model.up"])

@@ -44,6 +44,11 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="in a run in stages: hold none, and send batches of data through those of others; takes little memory",
     )
+    parser.add_argument(
+        "--host-experts",
+        action="store_true",
+        help="in a run with experts: hold some of them for all, in up to half of the memory that is free, and train",
+    )
     add_code(parser)
     add_reach(parser)
     add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
@@ -57,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     settings = peer_settings(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     settings |= {"listed": options.listed, "checks": options.checks, "stage": options.stage}
-    settings |= {"drive_only": options.drive_only}
+    settings |= {"drive_only": options.drive_only, "hosts_experts": options.host_experts}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))

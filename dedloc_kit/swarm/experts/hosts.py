@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 class Host:
     """As a trainer knows it.
 
-    :ivar cells: bool [rows, columns] by layer, of the experts that it has
+    :ivar cells: bool [rows, columns] by layer, of the experts that it keeps
+    :ivar copies: the same of those that it stands in for
     :ivar there: may it be asked? It has answered since it last failed
     :ivar step: the latest that it has answered a forward call for
     """
@@ -42,6 +43,7 @@ class Host:
     def __init__(self, client: HostClient) -> None:
         self.client = client
         self.cells: Mapping[int, Tensor] = {}
+        self.copies: Mapping[int, Tensor] = {}
         self.there = False
         self.failures = self.step = 0
         self._avoided: dict[tuple[int, Cell], float] = {}
@@ -50,9 +52,12 @@ class Host:
         """One of its experts has failed."""
         self._avoided[layer, cell] = time.monotonic() + AVOIDED_SECONDS
 
-    def alive(self, layer: int) -> Tensor | None:
-        """The cells that may be asked; none if it has none."""
-        cells = self.cells.get(layer) if self.there else None
+    def alive(self, layer: int, *, copies: bool = False) -> Tensor | None:
+        """The cells that may be asked; none if it has none.
+
+        :param copies: of those that it stands in for
+        """
+        cells = (self.copies if copies else self.cells).get(layer) if self.there else None
         avoided = {key: until for key, until in self._avoided.items() if time.monotonic() < until}
         self._avoided = avoided
         if cells is not None and avoided:
@@ -89,19 +94,21 @@ class Hosts:
         """Which cells can be asked: bool [rows, columns]; from any thread."""
         cells = torch.zeros(self._settings.grid, dtype=torch.bool)
         for host in list(self._hosts.values()):
-            mine = host.alive(layer)
-            if mine is not None:
-                cells |= mine
+            for copies in (True, False):
+                mine = host.alive(layer, copies=copies)
+                if mine is not None:
+                    cells |= mine
         return cells
 
     def owners(self, layer: int) -> dict[Cell, Host]:
-        """Whom to ask, by cell; from any thread. Of several the first by its id, as all trainers do: copies that are
-        told different things part."""
+        """Whom to ask, by cell; from any thread. Who stands in for an expert is asked where nobody who keeps it can be.
+        Of several the first by its id, as all trainers do: copies that are told different things part."""
         found: dict[Cell, Host] = {}
-        for _, host in sorted(self._hosts.items(), reverse=True):
-            mine = host.alive(layer)
-            if mine is not None:
-                found |= dict.fromkeys((Cell(*cell) for cell in mine.nonzero().tolist()), host)
+        for copies in (True, False):
+            for _, host in sorted(self._hosts.items(), reverse=True):
+                mine = host.alive(layer, copies=copies)
+                if mine is not None:
+                    found |= dict.fromkeys((Cell(*cell) for cell in mine.nonzero().tolist()), host)
         return found
 
     async def call(self, host: Host, call: Call, content: Packed | None) -> tuple[Answer, list[Tensor]] | None:
@@ -145,7 +152,11 @@ class Hosts:
                     await host.client.close()
 
     def _look(self) -> None:
-        offers = {p: offer for p, offer in self._offers().items() if offer.layers and offer.state == "online"}
+        offers = {
+            peer: offer
+            for peer, offer in self._offers().items()
+            if (offer.layers or offer.copies) and offer.state == "online"
+        }
         self._barred = {peer: until for peer, until in self._barred.items() if time.monotonic() < until}
         for peer in self._hosts.keys() - offers.keys():
             self._forget(peer)
@@ -154,7 +165,8 @@ class Hosts:
                 continue
             self._read[peer] = offer
             try:
-                cells = cells_of(offer, self._settings.grid)
+                grid = self._settings.grid
+                cells, copies = cells_of(offer.layers, grid), cells_of(offer.copies, grid)
             except ValueError as error:
                 self.failures.add("record")
                 _log.warning("the record of host %s: %s", peer, error)
@@ -162,7 +174,7 @@ class Hosts:
                 continue
             known = self._hosts.get(peer)
             host = known or Host(HostClient(self._opener, peer, self._settings.width))
-            host.cells = cells
+            host.cells, host.copies = cells, copies
             if known is None:
                 self._hosts = {**self._hosts, peer: host}
                 self._ask(host, max(0.0, self._barred.get(peer, 0.0) - time.monotonic()))

@@ -1,21 +1,30 @@
 """A peer's place among trainers and hosts of experts: what it says of itself, how it answers others and asks them."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Literal
 
 from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.experts.bank import Bank
-from dedloc_kit.records import HostOffer
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.keeping import Keeping, State
+from dedloc_kit.records import Assigned, HostOffer
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.computing import Computing
+from dedloc_kit.swarm.experts.copies import Coder, CopyService
+from dedloc_kit.swarm.experts.following import Following, NoCopies
+from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.hosts import Hosts
-from dedloc_kit.swarm.experts.offer import layers_of
+from dedloc_kit.swarm.experts.offer import layers_of, names_in
+from dedloc_kit.swarm.experts.placing import BYTES_OF_PARAMETER, Holder, Plan, Planner, plan_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
@@ -34,13 +43,33 @@ from dedloc_kit.swarm.remote.turns import Turns
 
 THROUGH = 4
 """Peers that a host names through whom it can be called."""
+LOOK_SECONDS, FETCH_SECONDS, LEAVE_SECONDS = 10.0, 300.0, 15.0
+"""For a look at who has what before anything is said to be here, for others' experts to come, and for those of a peer
+that leaves to go."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a peer hosts.
+
+    :ivar room: bytes of memory for what it is assigned
+    :ivar known: of the organizer: how an expert is that nobody has any more
+    :ivar changed: told how many are kept here and of how many there are copies, when others are than before
+    """
+
+    keeping: Keeping
+    room: int = 0
+    known: Callable[[ExpertName], State] | None = None
+    changed: Callable[[int, int], object] = lambda *_: None
 
 
 class ExpertMember:
     """One peer. It answers, if it holds experts, in a thread of its own, and asks hosts, itself among them.
 
     :param known: addresses of the peers that this one joined through
-    :param bank: the experts that it holds; none if it hosts nothing
+    :param held: what it hosts; none if it hosts nothing
     :param form: in which tokens and gradients travel
     :param failed: told which host has failed, and how, in any thread
     """
@@ -52,16 +81,21 @@ class ExpertMember:
         signer: Signer,
         profile: Profile,
         known: Sequence[str],
-        bank: Bank | None,
+        held: Held | None,
         form: Form,
         failed: Callable[[str, str], object],
     ) -> None:
         assert run.experts is not None
         self._run, self._settings, self._node, self._signer = run, run.experts, node, signer
-        self._profile, self._bank, self._form, self._failed = profile, bank, form, failed
+        self._profile, self._held, self._form, self._failed = profile, held, form, failed
         self._state: Literal["joining", "online", "leaving"] = "joining"
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
+        self._assigned: Assigned | None = None
+        self._planner: Planner | None = None
         self.offers = Offers(HOSTS, node, signer, known, self.offer)
+        if held is not None and self._organizer == signer.peer:
+            parameters = 3 * self._settings.width * self._settings.hidden
+            self._planner = Planner(held.keeping.names, BYTES_OF_PARAMETER * parameters)
 
     def say(self, state: Literal["online", "leaving"]) -> None:
         """Let the others know at once; who is leaving gets no new calls."""
@@ -82,9 +116,11 @@ class ExpertMember:
             stack.callback(lambda: self._loop.run(p2p.shutdown()))
             endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)
             own: list[Service] = []
-            if self._bank is not None:
-                turns = Turns()
-                own.append(ExpertService(self._run, self._bank, turns, self._form, limits or Limits()))
+            copies: CopyService | None = None
+            if self._held is not None:
+                turns, keeping = Turns(), self._held.keeping
+                copies = CopyService(keeping, self._may_hold)
+                own += [ExpertService(self._run, keeping.bank, turns, self._form, limits or Limits()), copies]
                 computing = Computing(turns)
                 computing.start()
                 stack.callback(computing.stop)
@@ -100,17 +136,120 @@ class ExpertMember:
             stack.callback(following.cancel)
             self.offers.start()
             stack.callback(self.offers.stop)
+            if self._held is not None and copies is not None:
+                self._host(self._held, copies, opener, stack)
             self.say("online")
             yield RemoteExperts(self._loop, hosts, self._settings.grid[1], self._form)
 
+    def _host(self, held: Held, copies: CopyService, opener: WithOwn, stack: ExitStack) -> None:
+        keeping, width, me = held.keeping, self._settings.width, self._signer.peer
+        coder = Coder(keeping.bank.like(), width, self._form)
+        keeping.tell_in(coder.code)
+        self._following = Following(keeping, opener, coder)
+
+        def changed() -> None:
+            self.offers.tell()
+            held.changed(len(keeping.kept), len(keeping.followed))
+
+        hosting = Hosting(*(me, keeping, copies, self._following, self._holders, self._plan, held.known, changed))
+        if self._planner is not None:  # hosts may have gone on without it
+            with suppress(TimeoutError):
+                self.offers.look(LOOK_SECONDS)
+
+        async def begin() -> None:
+            hosting.look()
+
+        self._loop.run(begin())
+        running = self._loop.start(hosting.run())
+        stack.callback(running.cancel)
+
+    def fetch(self, names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
+        """As many of these experts as others have as they were after a global step."""
+        of_peers: dict[str, list[ExpertName]] = {}
+        holders = self._holders()
+        for copies in (False, True):
+            for name in names:
+                if any(name in wanted for wanted in of_peers.values()):
+                    continue
+                has = (peer for peer, host in holders.items() if name in (host.copies if copies else host.keeps))
+                if (peer := next(has, None)) is not None:
+                    of_peers.setdefault(peer, []).append(name)
+        fetching: list[Future[dict[ExpertName, State]]] = [
+            self._loop.start(self._following.fetch(peer, wanted, step)) for peer, wanted in of_peers.items()
+        ]
+        found: dict[ExpertName, State] = {}
+        for each in fetching:
+            try:
+                found |= each.result(FETCH_SECONDS)
+            except (NoCopies, TimeoutError) as failure:
+                each.cancel()
+                _log.warning("%s", failure or "a host takes too long to give its experts")
+        return found
+
+    def hand_over(self) -> None:
+        """Leave, but not before others keep what is kept here, as far as that does not take long."""
+        self.say("leaving")
+        until = time.monotonic() + LEAVE_SECONDS
+        while self._held is not None and self._held.keeping.kept and time.monotonic() < until:
+            time.sleep(0.1)
+
+    @property
+    def _organizer(self) -> str:
+        return self._node.gate.organizer
+
+    def _may_hold(self, peer: str) -> bool:
+        """The organizer, and whoever is assigned something."""
+        said = self._said
+        return peer == self._organizer or (said is not None and peer in said.hosts)
+
+    @property
+    def _said(self) -> Assigned | None:
+        """The newest word of the organizer; if it is away it holds on."""
+        if self._planner is not None:
+            return self._planner.said
+        offer = self.offers.others().get(self._organizer)
+        if offer is not None and offer.assigned is not None:
+            self._assigned = offer.assigned
+        return self._assigned
+
+    def _plan(self) -> tuple[Plan, str]:
+        if self._planner is not None:
+            before = self._planner.said
+            self._planner.look(self.offers.others(), self._holders())
+            if self._planner.said != before:
+                self.offers.tell()
+            return self._planner.plan, self._organizer
+        assert self._held is not None
+        return plan_of(self._said, self._held.keeping.names), self._organizer
+
+    def _holders(self) -> dict[str, Holder]:
+        """Who says to have what, of those whom the organizer lets have any; of other grids nothing."""
+        found = {}
+        for peer, offer in self._entitled().items():
+            with suppress(ValueError):
+                keeps, copies = (names_in(each, self._settings.grid) for each in (offer.layers, offer.copies))
+                found[peer] = Holder(keeps=keeps, copies=copies)
+        return found
+
+    def _entitled(self) -> Mapping[str, HostOffer]:
+        """The others, without those who are not to hold anything; before the organizer has said who is, all."""
+        others, said = self.offers.others(), self._said
+        if said is None or self._planner is not None:
+            return others
+        return {peer: offer for peer, offer in others.items() if peer in (self._organizer, *said.hosts)}
+
     def offer(self) -> HostOffer:
         """What this peer says of itself."""
-        profile, names = self._profile, [] if self._bank is None else self._bank.names
+        profile, held, grid = self._profile, self._held, self._settings.grid
+        kept, followed = (set[ExpertName](), set[ExpertName]()) if held is None else held.keeping.held
         return HostOffer(
             run_id=self._run.run_id,
             state=self._state,
-            layers=layers_of(names, self._settings.grid),
-            step=0 if self._bank is None else min(self._bank.steps(names), default=0),
+            layers=layers_of(kept, grid),
+            copies=layers_of(followed, grid),
+            step=0 if held is None else min(held.keeping.bank.steps(kept | followed), default=0),
+            room=0 if held is None else held.room,
+            assigned=None if self._planner is None else self._planner.said,
             through=self._through() if profile.client_mode else (),
             forwards=not profile.client_mode,
             client_mode=profile.client_mode,
@@ -124,7 +263,7 @@ class ExpertMember:
         )
 
     def _everyone(self) -> dict[str, HostOffer]:
-        return {**self.offers.others(), self._signer.peer: self.offer()}
+        return {**self._entitled(), self._signer.peer: self.offer()}
 
     def _through(self) -> tuple[str, ...]:
         """Who forwards, each host's own choice: they spread."""

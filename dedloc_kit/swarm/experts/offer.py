@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.records import HostOffer, LayerCells
+from dedloc_kit.records import LayerCells
 
 Grid = tuple[int, int]
 
@@ -20,9 +20,16 @@ def layers_of(names: Iterable[ExpertName], grid: Grid) -> tuple[LayerCells, ...]
     return tuple(LayerCells(layer=layer, cells=_packed(each)) for layer, each in sorted(cells.items()))
 
 
-def cells_of(offer: HostOffer, grid: Grid) -> dict[int, Tensor]:
+def cells_of(layers: Iterable[LayerCells], grid: Grid) -> dict[int, Tensor]:
     """Bool [rows, columns] for each layer that the record names; raises ValueError if it is of another grid."""
-    return {each.layer: _unpacked(each.cells, grid) for each in offer.layers}
+    return {each.layer: _unpacked(each.cells, grid) for each in layers}
+
+
+def names_in(layers: Iterable[LayerCells], grid: Grid) -> frozenset[ExpertName]:
+    """The experts that the record names; raises as `cells_of`."""
+    return frozenset(
+        ExpertName(layer, *cell) for layer, cells in cells_of(layers, grid).items() for cell in cells.nonzero().tolist()
+    )
 
 
 def _packed(cells: Tensor) -> bytes:

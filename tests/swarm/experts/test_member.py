@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dedloc_kit.experts.bank import Bank
+from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.profile import Profile
-from dedloc_kit.swarm.experts.member import ExpertMember
+from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of
@@ -43,8 +44,9 @@ class Place:
             reached="",
             listed=False,
         )
+        held = None if bank is None else Held(Keeping(bank, RUN, lambda _: 0.01))
         return ExpertMember(
-            *(RUN, self.node, self.signer, profile, self._known, bank, "float32"),
+            *(RUN, self.node, self.signer, profile, self._known, held, "float32"),
             failed=lambda *failure: self.failed.append(failure),
         )
 

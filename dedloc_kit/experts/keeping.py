@@ -1,0 +1,227 @@
+"""Of the experts that a peer holds it keeps some: it takes their steps. Whoever follows one holds the same bits."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.experts.bank import Bank, names_of
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.run import RunConfig
+
+REMEMBERED = 64
+"""Global steps of which it is known how many samples they had."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """An expert has taken a global step.
+
+    :ivar message: what `Code` gave for the mean that it was taken with
+    """
+
+    name: ExpertName
+    step: int
+    rate: float
+    message: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Whoever hears this keeps the expert from now on.
+
+    :ivar sums: what it was told, by the global step that it is for
+    """
+
+    name: ExpertName
+    sums: dict[int, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Gone:
+    """Here the expert is not kept any more."""
+
+    name: ExpertName
+
+
+News = Stepped | Given | Gone
+Tell = Callable[[News], object]
+Code = Callable[[Tensor], tuple[Any, Tensor]]
+"""A mean as it travels, and what is read from that."""
+State = tuple[dict[str, Tensor], int]
+
+
+class Keeping:
+    """Those experts of a bank are kept that are not followed. From any thread.
+
+    :param rate: the learning rate of a global step
+    :param parted: told how an expert was that is here no longer
+    :ivar names: all experts of the run, in their order
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        run: RunConfig,
+        rate: Callable[[int], float],
+        parted: Callable[[ExpertName, State], object] = lambda *_: None,
+    ) -> None:
+        assert run.experts is not None
+        self.bank, self._run, self._rate, self._parted = bank, run, rate, parted
+        self.names = names_of(run.experts)
+        self._code: Code = lambda mean: (None, mean)
+        self._lock = threading.RLock()
+        self._followed: set[ExpertName] = set()
+        self._followers: dict[ExpertName, list[Tell]] = {}
+        self._lost: dict[ExpertName, Tensor] = {}
+        """What coding has lost of the means so far, which goes into the next one."""
+        self._samples: dict[int, int] = {}
+
+    @property
+    def kept(self) -> set[ExpertName]:
+        with self._lock:
+            return set(self.bank.names) - self._followed
+
+    @property
+    def followed(self) -> set[ExpertName]:
+        with self._lock:
+            return set(self._followed)
+
+    @property
+    def held(self) -> tuple[set[ExpertName], set[ExpertName]]:
+        """What is kept and what is followed, at the same moment."""
+        with self._lock:
+            return self.kept, self.followed
+
+    def tell_in(self, code: Code) -> None:
+        """How followers are told of means; before anybody follows."""
+        self._code = code
+
+    @property
+    def step(self) -> int:
+        """The newest global step that this was told of."""
+        return max(self._samples, default=0)
+
+    def stepped(self, step: int, samples: int) -> None:
+        """The swarm has taken a global step. Those that nobody has told of are taken, too, each as if it had a global
+        batch.
+
+        :param samples: of all trainers in that step
+        """
+        with self._lock:
+            self._samples[step] = samples
+            for old in sorted(self._samples)[:-REMEMBERED]:
+                del self._samples[old]
+        self._catch_up(self.kept)
+
+    def _catch_up(self, names: set[ExpertName]) -> None:
+        newest = self.step
+        for step in range(min(self.bank.steps(names), default=newest) + 1, newest + 1):
+            samples, rate = max(1, self._samples.get(step, self._run.global_batch)), self._rate(step)
+            for name in sorted(names):
+                with self._lock:  # not longer: others want to know what is here
+                    if name in self.kept:
+                        self._take(name, step, samples, rate)
+
+    def _take(self, name: ExpertName, step: int, samples: int, rate: float) -> None:
+        followers, messages = self._followers.get(name, ()), []
+
+        def said(mean: Tensor) -> Tensor:
+            if not followers:
+                return mean
+            if name in self._lost:
+                mean = mean + self._lost.pop(name)
+            message, read = self._code(mean)
+            messages.append(message)
+            if not torch.equal(mean, read):
+                self._lost[name] = mean - read
+            return read
+
+        if self.bank.take_one(name, step, samples, rate, said):
+            for message in messages:
+                for tell in followers:
+                    tell(Stepped(name, step, rate, message))
+
+    # Whoever keeps
+
+    def followed_by(self, name: ExpertName, tell: Tell) -> State | None:
+        """Let somebody hear of what becomes of an expert after this state; none if it is not kept here."""
+        with self._lock:
+            if name not in self.kept:
+                return None
+            self._followers.setdefault(name, []).append(tell)
+            return self.bank.state(name)
+
+    def left_by(self, tell: Tell) -> None:
+        """They hear no more."""
+        with self._lock:
+            for followers in self._followers.values():
+                if tell in followers:
+                    followers.remove(tell)
+
+    def give(self, name: ExpertName, to: Tell, stay: bool) -> None:
+        """Let a follower keep an expert.
+
+        :param stay: whether a copy stays, of what is followed then
+        """
+        with self._lock:
+            if to not in self._followers.get(name, ()):
+                return
+            self._followers[name].remove(to)
+            to(Given(name, self.bank.sums(name)))
+            if stay:
+                self._followed.add(name)
+            self._end(name, stay)
+
+    def drop(self, name: ExpertName) -> None:
+        """Have an expert no longer."""
+        with self._lock:
+            self._end(name, stay=False)
+
+    def _end(self, name: ExpertName, stay: bool) -> None:
+        for tell in self._followers.pop(name, ()):
+            tell(Gone(name))
+        self._lost.pop(name, None)
+        if not stay and name in self.bank.names:
+            self._parted(name, self.bank.state(name))
+            self.bank.drop(name)
+            self._followed.discard(name)
+
+    def clear(self) -> None:
+        """Have none any more."""
+        for name in self.bank.names:
+            self.drop(name)
+
+    # Whoever follows
+
+    def hold(self, name: ExpertName, state: State) -> None:
+        """Begin to follow an expert from this state on; raises ValueError if it cannot be one."""
+        with self._lock:
+            self._followed.add(name)
+            try:
+                self.bank.load(name, *state)
+            except ValueError:
+                if name not in self.bank.names:
+                    self._followed.discard(name)
+                raise
+
+    def follow(self, name: ExpertName, step: int, mean: Tensor, rate: float) -> None:
+        """Take the step that the keeper has taken; raises ValueError if it is not the next one."""
+        with self._lock:
+            if name in self._followed:
+                self.bank.follow(name, step, mean, rate)
+
+    def keep(self, name: ExpertName, sums: dict[int, Tensor] | None = None) -> None:
+        """Keep what was followed: its keeper has given it, or is gone.
+
+        :param sums: what it was told where it was kept; if none, here
+        """
+        with self._lock:
+            if name in self._followed:
+                self._followed.discard(name)
+                if sums is not None:
+                    self.bank.add_sums(name, sums)
+                self._catch_up({name})

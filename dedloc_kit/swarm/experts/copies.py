@@ -1,0 +1,254 @@
+"""Experts go from peer to peer: as they were after a step, or from now on with every step that their keeper takes.
+
+Who wants some opens a stream to the service "copies" of a peer that keeps them, and says which, in a Wanted. For each
+comes a Copy with its tensors behind it, or a Gone. Who wants to follow hears of each later step in a Step, with the
+mean gradient that the keeper took it with, in the form in which gradients travel. With a Given the keeper hands its
+part over; with a Gone it does not keep the expert any more. In between both sides know that the other is still here.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from torch import Tensor
+
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.expert import AHEAD
+from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, State, Stepped, Tell
+from dedloc_kit.experts.refused import Refused
+from dedloc_kit.records import Count, Record
+from dedloc_kit.swarm.experts.protocol import MAX_CELLS
+from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
+from dedloc_kit.swarm.network.service import Service, Stream, decode, encode
+from dedloc_kit.swarm.remote.tensors import (
+    Exponent,
+    Form,
+    receive_content,
+    receive_tensor,
+    scaled,
+    send_content,
+    send_packed,
+    unpacked,
+    unscaled,
+)
+from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
+
+MAX_WANTED_BYTES = 80_000
+STREAMS_EACH, STREAMS = 8, 64
+FOREVER = 1e9
+BEHIND = 4
+"""Steps of each of its experts that a follower may be behind; then it has to begin anew."""
+REACHED_SECONDS, LOOK_SECONDS = 10.0, 0.02
+"""For which a peer waits for the step that an expert is wanted of, and how often it looks."""
+
+_Experts = Annotated[tuple[Count, ...], Field(max_length=MAX_CELLS, strict=False)]
+Rate = Annotated[float, Field(ge=0, le=1e3)]
+
+
+class Wanted(Record):
+    experts: _Experts
+    """By their places among all of the run, in the order of their names."""
+    steps: _Experts
+    """Of each the step that it is wanted of; of who follows, what it holds and need not be sent, and one more."""
+    follow: bool
+
+    @model_validator(mode="after")
+    def _a_step_for_each(self) -> "Wanted":
+        if len(set(self.experts)) < len(self.experts) or len(self.experts) != len(self.steps):
+            raise ValueError("each expert is to be named once, with its step")
+        return self
+
+
+class CopyHead(Record):
+    kind: Literal["copy"] = "copy"
+    expert: Count
+    step: Count
+    here: bool = True
+    """Do its tensors follow? If not, who asks has them."""
+
+
+class StepHead(Record):
+    kind: Literal["step"] = "step"
+    expert: Count
+    step: Count
+    rate: Rate
+    exponent: Exponent
+
+
+class GivenHead(Record):
+    kind: Literal["given"] = "given"
+    expert: Count
+    sums: Annotated[tuple[Count, ...], Field(max_length=1 + AHEAD, strict=False)]
+    """The global steps that it was told gradients for; the sums follow, one for each."""
+
+
+class GoneHead(Record):
+    kind: Literal["gone"] = "gone"
+    expert: Count
+
+
+Head = CopyHead | StepHead | GivenHead | GoneHead
+_HEADS: TypeAdapter[Any] = TypeAdapter(Annotated[Head, Field(discriminator="kind")])
+_MAX_HEAD_BYTES = 500
+
+
+class Coder:
+    """Means and experts as bytes.
+
+    :param like: tensors of the shapes and types of any expert's
+    :param form: in which means travel
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], width: int, form: Form) -> None:
+        self._like, self._width, self._form = dict(like), width, form
+        self.size = sum(each.numel() for name, each in like.items() if name.startswith("model."))
+        """Of a mean."""
+
+    def code(self, mean: Tensor) -> tuple[Any, Tensor]:
+        """As `keeping.Code`."""
+        message, exponent = scaled(mean.view(-1, self._width), self._form)
+        return (message, exponent), unscaled(unpacked(message).float(), exponent).view(-1)
+
+    async def receive_mean(self, stream: Stream, exponent: int) -> Tensor:
+        """Raises as `receive_tensor`."""
+        mean = await receive_tensor(stream, (self.size // self._width, self._width))
+        return unscaled(mean.float(), exponent).view(-1)
+
+    async def receive_sum(self, stream: Stream) -> Tensor:
+        """Raises as `Stream.receive`, and ValueError for numbers that are not finite."""
+        total = torch.frombuffer(await receive_content(stream, 4 * self.size), dtype=torch.float32)
+        if not total.isfinite().all():
+            raise ValueError("a sum of gradients with NaN or infinity")
+        return total
+
+    async def receive_state(self, stream: Stream) -> dict[str, Tensor]:
+        """Raises as `Stream.receive`; nobody has looked at the numbers."""
+        found = {}
+        for name, like in self._like.items():
+            content = await receive_content(stream, like.nbytes)
+            found[name] = torch.frombuffer(content, dtype=like.dtype).view(like.shape)
+        return found
+
+
+async def send_state(stream: Stream, tensors: Mapping[str, Tensor]) -> None:
+    """Raises OSError."""
+    for tensor in tensors.values():
+        await send_content(stream, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+async def receive_head(stream: Stream) -> Head:
+    """Raises as `Stream.receive_record`."""
+    try:
+        head: Head = _HEADS.validate_python(decode(await stream.receive(_MAX_HEAD_BYTES)))
+    except ValidationError as error:
+        raise ValueError(f"it is none of what is sent here: {error!s:.200}") from None
+    return head
+
+
+class CopyService(Service):
+    """Gives the experts that a peer keeps to others who are to hold them.
+
+    :param may: is this peer one of those?
+    :ivar followers: who has got which expert and hears of its steps, by peer id
+    """
+
+    name = "copies"
+
+    def __init__(self, keeping: Keeping, may: Callable[[str], bool]) -> None:
+        self._keeping, self._names, self._may = keeping, keeping.names, may
+        self._numbers = {name: number for number, name in enumerate(keeping.names)}
+        self._streams = AtATime(STREAMS_EACH, STREAMS)
+        self.followers: dict[tuple[str, ExpertName], Tell] = {}
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        wanted = Wanted.parse(decode(await stream.receive(MAX_WANTED_BYTES)))
+        if not self._may(peer):
+            raise ValueError("it is not to hold any expert")
+        if any(number >= len(self._names) for number in wanted.experts):
+            raise ValueError("the run has no such expert")
+        with _bounded(self._streams, peer):
+            asked = {self._names[number]: step for number, step in zip(wanted.experts, wanted.steps, strict=True)}
+            await (self._follow(peer, asked, stream) if wanted.follow else self._give(asked, stream))
+
+    async def _give(self, asked: Mapping[ExpertName, int], stream: Stream) -> None:
+        states = await alive_until(stream, self._states(asked))
+        for name in asked:
+            await self._send(name, states.get(name), stream)
+        await stream.closed()
+
+    async def _states(self, asked: Mapping[ExpertName, int]) -> dict[ExpertName, State]:
+        """Of all at once, before the first is on its way: these steps may be over soon."""
+        bank, found = self._keeping.bank, dict[ExpertName, State]()
+        async with asyncio.timeout(REACHED_SECONDS):
+            while any(step < wanted for name, wanted in asked.items() for step in bank.steps([name])):
+                await asyncio.sleep(LOOK_SECONDS)
+        for name, step in asked.items():
+            try:
+                found[name] = await asyncio.to_thread(bank.state, name, step)
+            except Refused:
+                continue
+        return found
+
+    async def _follow(self, peer: str, asked: Mapping[ExpertName, int], stream: Stream) -> None:
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+        def tell(what: News) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, what)
+
+        closed = asyncio.ensure_future(stream.closed(FOREVER))
+        try:
+            for name, held in asked.items():
+                state = await alive_until(stream, asyncio.to_thread(self._keeping.followed_by, name, tell))
+                await self._send(name, state, stream, here=state is None or state[1] != held - 1)
+                if state is not None:
+                    self.followers[peer, name] = tell
+                while not news.empty():
+                    await self._tell(news.get_nowait(), stream)
+            while not closed.done():
+                if news.qsize() > BEHIND * len(asked):
+                    raise ValueError("it is too far behind")
+                coming = asyncio.ensure_future(news.get())
+                await asyncio.wait({coming, closed}, timeout=ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if coming.done():
+                    await self._tell(coming.result(), stream)
+                else:
+                    coming.cancel()
+                    await stream.send(b"")
+        finally:
+            closed.cancel()
+            self._keeping.left_by(tell)
+            self.followers = {key: other for key, other in self.followers.items() if other is not tell}
+
+    async def _send(self, name: ExpertName, state: State | None, stream: Stream, here: bool = True) -> None:
+        number = self._numbers[name]
+        if state is None:
+            await stream.send(encode(GoneHead(expert=number)))
+            return
+        tensors, step = state
+        await stream.send(encode(CopyHead(expert=number, step=step, here=here)))
+        if here:
+            await send_state(stream, tensors)
+
+    async def _tell(self, news: News, stream: Stream) -> None:
+        number = self._numbers[news.name]
+        match news:
+            case Stepped(step=step, rate=rate, message=(packed, exponent)):
+                await stream.send(encode(StepHead(expert=number, step=step, rate=rate, exponent=exponent)))
+                await send_packed(stream, packed)
+            case Given(sums=sums):
+                await stream.send(encode(GivenHead(expert=number, sums=tuple(sums))))
+                await send_state(stream, {str(due): total for due, total in sums.items()})
+            case Gone():
+                await stream.send(encode(GoneHead(expert=number)))
+
+
+@contextmanager
+def _bounded(streams: AtATime, peer: str) -> Iterator[None]:
+    try:
+        with streams.place(peer):
+            yield
+    except TooMuch as error:
+        raise ValueError(str(error)) from None

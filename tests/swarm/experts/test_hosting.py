@@ -1,0 +1,273 @@
+"""Experts go to those who are to hold them, and none is lost with its keeper; in one process over pairs of sockets."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from dedloc_kit.experts.bank import Bank
+from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.keeping import Keeping, State
+from dedloc_kit.swarm.experts import hosting as module
+from dedloc_kit.swarm.experts.copies import Coder, CopyService
+from dedloc_kit.swarm.experts.following import Following, NoCopies
+from dedloc_kit.swarm.experts.hosting import Hosting
+from dedloc_kit.swarm.experts.placing import Holder, Plan
+from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.remote.tensors import Form
+from tests.experts.mixed_run import WIDTH
+from tests.swarm.experts.local_hosts import LAYER, NAMES, RUN
+from tests.swarm.local_network import LocalNetwork
+
+SECONDS = 60.0
+ORGANIZER = "o"
+
+
+class Peer:
+    def __init__(self, group: "Group", name: str) -> None:
+        self.name, self.group = name, group
+        known = self.known if name == ORGANIZER else None
+        self.keeping = Keeping(Bank(RUN, remembers=True), RUN, lambda step: 0.01 / step, group.last.__setitem__)
+        coder = Coder(self.keeping.bank.like(), WIDTH, group.form)
+        self.keeping.tell_in(coder.code)
+        self.service = CopyService(self.keeping, lambda peer: peer != "stranger")
+        endpoint = group.network.endpoint(name)
+        group.run(endpoint.add(self.service))
+        self.following = Following(self.keeping, endpoint, coder)
+        self.hosting = Hosting(
+            *(name, self.keeping, self.service, self.following, self.holders, lambda: (group.plan, ORGANIZER), known),
+            lambda: None,
+        )
+        self.running: Future[Any] | None = None
+
+    def known(self, name: ExpertName) -> State:
+        return self.group.last[name][0], self.keeping.step
+
+    def start(self) -> None:
+        self.running = self.group.loop.start(self.hosting.run())
+
+    def holders(self) -> dict[str, Holder]:
+        """At once, where real peers hear of it after a while."""
+        others = {name: peer for name, peer in self.group.peers.items() if name != self.name}
+        return {name: Holder(0, *peer.keeping.held) for name, peer in others.items()}
+
+    def learn(self, step: int, seed: int) -> None:
+        """Every expert of a layer that is here is told a gradient."""
+        names = [name for name in self.keeping.bank.names if name.layer == LAYER]
+        generator = torch.Generator().manual_seed(seed)
+        inputs = {name.cell: torch.randn(3, WIDTH, generator=generator) for name in NAMES if name.layer == LAYER}
+        inputs = {name.cell: inputs[name.cell] for name in names}
+        with counting(Microbatch(step, 8)):
+            answers = self.keeping.bank.forward(LAYER, inputs, keep=True)
+        self.keeping.bank.backward(LAYER, answers.ticket, inputs)
+
+
+class Group:
+    """The organizer, who has all experts at first, and hosts."""
+
+    def __init__(self, hosts: str, form: Form) -> None:
+        self.network, self.loop, self.form, self.plan = LocalNetwork(), Loop(), form, Plan()
+        self.loop.__enter__()
+        self.last: dict[ExpertName, State] = {}
+        self.peers: dict[str, Peer] = {}
+        for name in (ORGANIZER, *hosts):
+            self.peers[name] = Peer(self, name)
+        self.peers[ORGANIZER].keeping.bank.hold_all()
+        for peer in self.peers.values():
+            peer.start()
+
+    def __getitem__(self, name: str) -> Peer:
+        return self.peers[name]
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run(asyncio.wait_for(work, SECONDS))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.01)
+
+        self.run(wait())
+
+    def assign(self, keeper: str, stand_in: str | None = None) -> None:
+        """All experts, and wait until that is so."""
+        stand_ins = {} if stand_in is None else dict.fromkeys(NAMES, stand_in)
+        self.plan = Plan(dict.fromkeys(NAMES, keeper), stand_ins)
+        self.until(lambda: self[keeper].keeping.kept == set(NAMES))
+        if stand_in is not None:
+            self.until(lambda: self[stand_in].following.live == set(NAMES))
+
+    def step(self, step: int) -> None:
+        """All hear of a global step, after those who keep something have learned for it."""
+        for peer in self.peers.values():
+            if peer.keeping.kept:
+                peer.learn(step, step)
+        for peer in self.peers.values():
+            peer.keeping.stepped(step, 8)
+
+    def kill(self, name: str) -> None:
+        """Its streams break, and its record is there no more."""
+        peer = self.peers.pop(name)
+        assert peer.running is not None
+        peer.running.cancel()
+
+        async def cut() -> None:
+            self.network.cut(name)
+
+        self.run(cut())
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            assert peer.running is not None
+            peer.running.cancel()
+        self.loop.__exit__(None, None, None)
+
+
+@contextmanager
+def group(hosts: str, form: Form = "float32") -> Iterator[Group]:
+    made = Group(hosts, form)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(module, "ALONE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "RIVAL_SECONDS", 1.0)
+    monkeypatch.setattr(module, "HOME_SECONDS", 0.2)
+
+
+def same(one: Keeping, other: Keeping, step: int) -> bool:
+    for name in NAMES:
+        (mine, at), (theirs, there) = one.bank.state(name), other.bank.state(name)
+        if not at == there == step or not all(torch.equal(mine[key], theirs[key]) for key in mine):
+            return False
+    return True
+
+
+def plain(*steps: int) -> Keeping:
+    """One process with all experts."""
+    made = Keeping(Bank(RUN), RUN, lambda step: 0.01 / step)
+    made.bank.hold_all()
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        inputs = {name.cell: torch.randn(3, WIDTH, generator=generator) for name in NAMES if name.layer == LAYER}
+        with counting(Microbatch(step, 8)):
+            answers = made.bank.forward(LAYER, inputs, keep=True)
+        made.bank.backward(LAYER, answers.ticket, inputs)
+        made.stepped(step, 8)
+    return made
+
+
+def test_hosts_get_experts_from_the_organizer_and_take_the_steps_of_one_process() -> None:
+    with group("ab") as these:
+        these.step(1)
+        these.assign("a", "b")
+        assert these[ORGANIZER].keeping.bank.names == []
+        these.step(2)
+        these.until(lambda: same(these["a"].keeping, these["b"].keeping, 2))
+        assert same(these["a"].keeping, plain(1, 2), 2)
+
+
+@pytest.mark.parametrize("form", ["8bit", "float16"])
+def test_keeper_and_stand_in_hold_the_same_bits_however_gradients_travel(form: Form) -> None:
+    with group("ab", form) as these:
+        these.assign("a", "b")
+        for step in (1, 2, 3):
+            these.step(step)
+            these.until(lambda step=step: same(these["a"].keeping, these["b"].keeping, step))  # type: ignore[misc]
+
+
+def test_what_an_expert_was_told_goes_with_it_when_it_is_handed_over_in_the_middle_of_a_step() -> None:
+    with group("ab") as these:
+        these.assign("a", "b")
+        these["a"].learn(1, 1)
+        these.assign("b", "a")
+        for peer in these.peers.values():
+            peer.keeping.stepped(1, 8)
+        these.until(lambda: same(these["b"].keeping, these["a"].keeping, 1))
+        assert same(these["b"].keeping, plain(1), 1)
+
+
+def test_the_stand_in_of_a_keeper_that_dies_goes_on_with_its_bits_and_gets_a_stand_in() -> None:
+    with group("abc") as these:
+        these.assign("a", "b")
+        these.step(1)
+        these.until(lambda: same(these["a"].keeping, these["b"].keeping, 1))
+        these.kill("a")
+        these["b"].learn(2, 2)  # trainers ask it at once
+        these["b"].keeping.stepped(2, 8)
+        these.until(lambda: these["b"].keeping.kept == set(NAMES))
+        assert same(these["b"].keeping, plain(1, 2), 2)
+        these.assign("b", "c")
+        assert same(these["c"].keeping, plain(1, 2), 2)
+
+
+def test_a_keeper_that_says_nothing_is_taken_for_gone_and_gives_way_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dedloc_kit.swarm.experts import following
+
+    monkeypatch.setattr(following, "SILENT_SECONDS", 0.3)
+    with group("ab") as these:
+        these.assign("a", "b")
+        running = these["a"].running
+        assert running is not None
+        running.cancel()
+        these.network.freeze("a")
+        these.until(lambda: these["b"].keeping.kept == set(NAMES))
+        these.plan = Plan(dict.fromkeys(NAMES, "b"))
+        these["a"].start()
+        these.until(lambda: not these["a"].keeping.bank.names)
+        assert these["b"].keeping.kept == set(NAMES)
+
+
+def test_what_nobody_has_any_more_comes_back_as_the_organizer_knows_it() -> None:
+    with group("ab") as these:
+        these.step(1)
+        these.assign("a", "b")
+        these.step(2)
+        these.kill("a")
+        these.kill("b")
+        these.until(lambda: these[ORGANIZER].keeping.kept == set(NAMES))
+        right = plain(1)
+        for name in NAMES:
+            tensors, step = these[ORGANIZER].keeping.bank.state(name)
+            assert step == 2
+            assert all(torch.equal(tensors[key], each) for key, each in right.bank.state(name)[0].items())
+
+
+def test_the_organizer_fetches_experts_of_the_last_two_steps_and_waits_for_the_next() -> None:
+    with group("a") as these:
+        these.assign("a")
+        for step in (1, 2):
+            these.step(step)
+        fetch = these[ORGANIZER].following.fetch
+        for step in (1, 2):
+            found, right = these.run(fetch("a", NAMES, step)), plain(*range(1, step + 1))
+            assert found.keys() == set(NAMES)
+            for name, (tensors, at) in found.items():
+                assert at == step
+                assert all(torch.equal(tensors[key], each) for key, each in right.bank.state(name)[0].items())
+        assert these.run(fetch("a", NAMES, 0)) == {}
+        coming = these.loop.start(fetch("a", NAMES, 3))
+        these.step(3)
+        assert {step for _, step in coming.result(SECONDS).values()} == {3}
+
+
+def test_strangers_get_no_experts() -> None:
+    with group("a") as these:
+        stranger = Peer(these, "stranger")
+        with pytest.raises(NoCopies):
+            these.run(stranger.following.follow(ORGANIZER, NAMES))
+        with pytest.raises(NoCopies):
+            these.run(stranger.following.fetch(ORGANIZER, NAMES, 0))
+        assert not stranger.keeping.bank.names
