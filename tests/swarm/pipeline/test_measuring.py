@@ -61,8 +61,9 @@ def test_a_step_that_is_over_is_not_measured_and_one_that_is_not_yet_taken_is_wa
     with pytest.raises(NotMeasured, match="stage 1 is at step 1 already"):
         losses(pipeline, microbatches(3), 0)
 
+    asks = Measuring(pipeline.endpoint("organizer"), pipeline.stages, "float32", pipeline.offers)
+
     async def later() -> list[float]:
-        asks = Measuring(pipeline.endpoint("organizer"), pipeline.stages, "float32", pipeline.offers)
         asked = asyncio.create_task(asks.losses(microbatches(3), 1))
         await asyncio.sleep(0.05)
         for peer in pipeline.peers.values():

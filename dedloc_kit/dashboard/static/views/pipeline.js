@@ -166,9 +166,11 @@ function stagesPanel() {
           ? build("li", { class: kind }, build("span"))
           : build("li", {}, build("a", { class: "name", href: pageOf(peer) }), build("span")),
       (box, item) => {
+        if (item.peer) {
+          setName(box.firstChild, nameOf(item, names));
+        }
         if (item.kind === "coming") {
           box.className = "coming";
-          setName(box.firstChild, nameOf(item, names));
           setText(box.lastChild, `comes from stage ${count(item.from)}`);
           return;
         }
@@ -179,7 +181,6 @@ function stagesPanel() {
         box.className = `${hueOf(item.peer, peers)} ${item.state}`;
         const part = holds(item) && fastest ? item.microbatches_per_second / fastest : 0;
         box.style.setProperty("min-height", `max(2.9rem, ${(part * TALLEST).toFixed(2)}rem)`);
-        setName(box.firstChild, nameOf(item, names));
         setText(box.lastChild, `${aboutPeer(item)}${accusation(item)}`);
         setAttribute(box, "title", `${plural(item.queue, "call")} waiting, ${large(item.served)} samples through it`);
       },
