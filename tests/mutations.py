@@ -40,6 +40,27 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "what a stand-in is told nobody hears of",
+        "swarm/experts/following.py",
+        "for name in sorted(names & self.live):",
+        "for name in sorted(names & self.arriving):",
+        "tests/swarm/experts/test_hosting.py -k counts_at_its_keeper",
+    ),
+    Mutation(
+        "who gives an expert away has it no longer though trainers do not know",
+        "swarm/experts/hosting.py",
+        " and time.monotonic() > self._lingers.get(name, 0.0)",
+        "",
+        "tests/swarm/experts/test_hosting.py -k counts_at_its_keeper",
+    ),
+    Mutation(
+        "a follower may tell of experts that it does not follow",
+        "swarm/experts/copies.py",
+        "if told.expert not in asked:",
+        "if False:",
+        "tests/swarm/experts/test_hosting.py -k follows_nothing_of_it",
+    ),
+    Mutation(
         "who only drives does not look whether its key drives elsewhere",
         "swarm/remote/offers.py",
         "            self._twin.see(own)\n",
@@ -308,7 +329,7 @@ MUTATIONS = (
     Mutation(
         "a model is measured with experts that go on learning",
         "experts/state.py",
-        "connect_alone(model, Frozen(networks, self.run.experts.grid))",
+        "connect_alone(model, _frozen(self.run.experts, {name: tensors for name, (tensors, _) in experts.items()}))",
         "connect_alone(model, self.bank)",
         "tests/experts/test_state.py -k measured",
     ),

@@ -201,12 +201,17 @@ class Bank:
         """Let an expert take the same step as another copy of it; raises ValueError if that is not its next one."""
         self._expert(name).follow(step, mean, rate)
 
-    def sums(self, name: ExpertName) -> dict[int, Tensor]:
-        """What an expert was told, by the global step that it is for."""
-        return self._expert(name).sums()
+    def is_owed(self) -> bool:
+        """Is there a forward call whose backward call has not come, or a gradient that no step was taken with?"""
+        with self._lock:
+            return self._kept.size > 0 or any(expert.is_told for expert in self._experts.values())
+
+    def take_sums(self, name: ExpertName) -> dict[int, Tensor]:
+        """As `Expert.take_sums`."""
+        return self._expert(name).take_sums()
 
     def add_sums(self, name: ExpertName, sums: Mapping[int, Tensor]) -> None:
-        """Tell an expert what another copy of it was told."""
+        """Tell an expert what another copy of it was told, as `Expert.add_sums`; raises Refused if it is not here."""
         self._expert(name).add_sums(sums)
 
     def state(self, name: ExpertName, step: int | None = None) -> tuple[dict[str, Tensor], int]:

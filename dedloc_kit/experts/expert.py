@@ -86,36 +86,44 @@ class Expert:
         with self._lock:
             if step != self.step + 1:
                 return False
-            total = self._sums.get(step)
+            total = self._sums.pop(step, None)
             mean = torch.zeros(self.layout.size) if total is None else total.div_(samples)
             self._take(step, said(mean), rate)
             return True
 
     def follow(self, step: int, mean: Tensor, rate: float) -> None:
-        """Take the same step as another copy of it, whatever this one was told; raises ValueError if that is not its
-        next one."""
+        """Take the same step as another copy of it, which is to know what this one was told; raises ValueError if that
+        is not its next one."""
         with self._lock:
             if step != self.step + 1:
                 raise ValueError(f"global step {step} does not follow {self.step}")
             self._take(step, mean.clone(), rate)
 
     def _take(self, step: int, mean: Tensor, rate: float) -> None:
-        self._sums.pop(step, None)
         if self._remembers:
             self._before = self.copy()
         self._apply(mean, rate)
         self.step = step
 
-    def sums(self) -> dict[int, Tensor]:
-        """What it was told, by the global step that it is for."""
+    @property
+    def is_told(self) -> bool:
+        """Has it been told anything that it has not learned from?"""
         with self._lock:
-            return {due: total.clone() for due, total in self._sums.items()}
+            return bool(self._sums)
+
+    def take_sums(self) -> dict[int, Tensor]:
+        """What it was told, by the global step that it is for, so that another copy of it may be told instead."""
+        with self._lock:
+            sums, self._sums = self._sums, {}
+            return sums
 
     def add_sums(self, sums: Mapping[int, Tensor]) -> None:
-        """Add what another copy of it was told; what came too late or is far ahead is dropped."""
+        """Add what another copy of it was told; as with `add` what comes late goes into the next step, and what is too
+        old or far ahead is dropped."""
         with self._lock:
-            for due, total in sums.items():
-                if self.step < due <= self.step + 1 + AHEAD:
+            for step, total in sums.items():
+                if self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
+                    due = max(step, self.step + 1)
                     self._sums[due] = self._sums[due] + total if due in self._sums else total.clone()
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
 
 REMEMBERED = 64
@@ -162,33 +164,35 @@ class Keeping:
                 if tell in followers:
                     followers.remove(tell)
 
-    def give(self, name: ExpertName, to: Tell, stay: bool) -> None:
-        """Let a follower keep an expert.
-
-        :param stay: whether a copy stays, of what is followed then
-        """
+    def give(self, name: ExpertName, to: Tell) -> None:
+        """Let a follower keep an expert. A copy stays, which is to follow it: trainers do not hear of it at once."""
         with self._lock:
             if to not in self._followers.get(name, ()):
                 return
             self._followers[name].remove(to)
-            to(Given(name, self.bank.sums(name)))
-            if stay:
-                self._followed.add(name)
-            self._end(name, stay)
+            to(Given(name, self.bank.take_sums(name)))
+            self._followed.add(name)
+            self._end(name)
 
     def drop(self, name: ExpertName) -> None:
         """Have an expert no longer."""
         with self._lock:
-            self._end(name, stay=False)
+            self._end(name)
+            if name in self.bank.names:
+                self._parted(name, self.bank.state(name))
+                self.bank.drop(name)
+                self._followed.discard(name)
 
-    def _end(self, name: ExpertName, stay: bool) -> None:
+    def _end(self, name: ExpertName) -> None:
         for tell in self._followers.pop(name, ()):
             tell(Gone(name))
         self._lost.pop(name, None)
-        if not stay and name in self.bank.names:
-            self._parted(name, self.bank.state(name))
-            self.bank.drop(name)
-            self._followed.discard(name)
+
+    def add(self, name: ExpertName, sums: dict[int, Tensor]) -> None:
+        """A follower was told this, as trainers ask it, too. Where the expert has gone since, nobody is told any
+        more."""
+        with suppress(Refused):
+            self.bank.add_sums(name, sums)
 
     def clear(self) -> None:
         """Have none any more."""
@@ -214,10 +218,16 @@ class Keeping:
             if name in self._followed:
                 self.bank.follow(name, step, mean, rate)
 
+    def told(self, name: ExpertName) -> dict[int, Tensor]:
+        """What an expert that is followed was told here since this was asked last, for its keeper."""
+        with self._lock, suppress(Refused):
+            return self.bank.take_sums(name) if name in self._followed else {}
+        return {}
+
     def keep(self, name: ExpertName, sums: dict[int, Tensor] | None = None) -> None:
         """Keep what was followed: its keeper has given it, or is gone.
 
-        :param sums: what it was told where it was kept; if none, here
+        :param sums: what it was told where it was kept
         """
         with self._lock:
             if name in self._followed:

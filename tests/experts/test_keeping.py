@@ -99,9 +99,8 @@ def test_who_is_given_an_expert_goes_on_as_its_keeper_would_have() -> None:
     follower, news = followed(keeper)
     third, its_news = followed(keeper)
     learn(keeper, 1)
-    keeper.give(NAME, news.append, stay=False)
+    keeper.give(NAME, news.append)
     assert keeper.kept == {OTHER}
-    assert keeper.bank.names == [OTHER]
     assert isinstance(its_news[-1], Gone)
     hear(follower, news)
     assert follower.kept == {NAME}

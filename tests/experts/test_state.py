@@ -163,7 +163,8 @@ def test_a_checkpoint_holds_what_others_keep_as_it_was_after_the_same_step_or_th
     for each in (state, right):
         step(each)
     assert state.keeping.followed_by(EXPERT, news.append) is not None
-    state.keeping.give(EXPERT, news.append, stay=False)
+    state.keeping.give(EXPERT, news.append)
+    state.keeping.drop(EXPERT)
     assert same(state, right), "what is known of it is of this step"
     step(right)
     state.take(trunk_steps(state), 40)

@@ -4,11 +4,12 @@ Who wants some opens a stream to the service "copies" of a peer that keeps them,
 comes a Copy with its tensors behind it, or a Gone. Who wants to follow hears of each later step in a Step, with the
 mean gradient that the keeper took it with, in the form in which gradients travel. With a Given the keeper hands its
 part over; with a Gone it does not keep the expert any more. In between both sides know that the other is still here.
+Trainers may ask a follower, too: the gradients that it was told it sends to the keeper in a Told.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Literal
 
 import torch
@@ -35,10 +36,10 @@ from dedloc_kit.swarm.remote.tensors import (
     unscaled,
 )
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
+from dedloc_kit.training.accumulator import MAX_STALENESS
 
 MAX_WANTED_BYTES = 80_000
 STREAMS_EACH, STREAMS = 8, 64
-FOREVER = 1e9
 BEHIND = 4
 """Steps of each of its experts that a follower may be behind; then it has to begin anew."""
 REACHED_SECONDS, LOOK_SECONDS = 10.0, 0.02
@@ -78,11 +79,20 @@ class StepHead(Record):
     exponent: Exponent
 
 
+_Sums = Annotated[tuple[Count, ...], Field(max_length=MAX_STALENESS + 1 + AHEAD, strict=False)]
+"""The global steps that an expert was told gradients for; the sums follow, one for each."""
+
+
 class GivenHead(Record):
     kind: Literal["given"] = "given"
     expert: Count
-    sums: Annotated[tuple[Count, ...], Field(max_length=1 + AHEAD, strict=False)]
-    """The global steps that it was told gradients for; the sums follow, one for each."""
+    sums: _Sums
+
+
+class ToldHead(Record):
+    kind: Literal["told"] = "told"
+    expert: Count
+    sums: _Sums
 
 
 class GoneHead(Record):
@@ -117,12 +127,14 @@ class Coder:
         mean = await receive_tensor(stream, (self.size // self._width, self._width))
         return unscaled(mean.float(), exponent).view(-1)
 
-    async def receive_sum(self, stream: Stream) -> Tensor:
-        """Raises as `Stream.receive`, and ValueError for numbers that are not finite."""
-        total = torch.frombuffer(await receive_content(stream, 4 * self.size), dtype=torch.float32)
-        if not total.isfinite().all():
-            raise ValueError("a sum of gradients with NaN or infinity")
-        return total
+    async def receive_sums(self, stream: Stream, steps: Iterable[int]) -> dict[int, Tensor]:
+        """Of each step; raises as `Stream.receive`, and ValueError for numbers that are not finite."""
+        sums = {}
+        for step in steps:
+            sums[step] = torch.frombuffer(await receive_content(stream, 4 * self.size), dtype=torch.float32)
+            if not sums[step].isfinite().all():
+                raise ValueError("a sum of gradients with NaN or infinity")
+        return sums
 
     async def receive_state(self, stream: Stream) -> dict[str, Tensor]:
         """Raises as `Stream.receive`; nobody has looked at the numbers."""
@@ -137,6 +149,12 @@ async def send_state(stream: Stream, tensors: Mapping[str, Tensor]) -> None:
     """Raises OSError."""
     for tensor in tensors.values():
         await send_content(stream, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+
+
+async def send_sums(stream: Stream, head: GivenHead | ToldHead, sums: Mapping[int, Tensor]) -> None:
+    """Raises OSError."""
+    await stream.send(encode(head))
+    await send_state(stream, {str(step): total for step, total in sums.items()})
 
 
 async def receive_head(stream: Stream) -> Head:
@@ -157,8 +175,8 @@ class CopyService(Service):
 
     name = "copies"
 
-    def __init__(self, keeping: Keeping, may: Callable[[str], bool]) -> None:
-        self._keeping, self._names, self._may = keeping, keeping.names, may
+    def __init__(self, keeping: Keeping, coder: Coder, may: Callable[[str], bool]) -> None:
+        self._keeping, self._names, self._coder, self._may = keeping, keeping.names, coder, may
         self._numbers = {name: number for number, name in enumerate(keeping.names)}
         self._streams = AtATime(STREAMS_EACH, STREAMS)
         self.followers: dict[tuple[str, ExpertName], Tell] = {}
@@ -198,7 +216,7 @@ class CopyService(Service):
         def tell(what: News) -> None:
             loop.call_soon_threadsafe(news.put_nowait, what)
 
-        closed = asyncio.ensure_future(stream.closed(FOREVER))
+        hearing = asyncio.ensure_future(self._hear(stream, {self._numbers[name] for name in asked}))
         try:
             for name, held in asked.items():
                 state = await alive_until(stream, asyncio.to_thread(self._keeping.followed_by, name, tell))
@@ -207,20 +225,31 @@ class CopyService(Service):
                     self.followers[peer, name] = tell
                 while not news.empty():
                     await self._tell(news.get_nowait(), stream)
-            while not closed.done():
+            while not hearing.done():
                 if news.qsize() > BEHIND * len(asked):
                     raise ValueError("it is too far behind")
                 coming = asyncio.ensure_future(news.get())
-                await asyncio.wait({coming, closed}, timeout=ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({coming, hearing}, timeout=ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
                     await self._tell(coming.result(), stream)
                 else:
                     coming.cancel()
                     await stream.send(b"")
+            hearing.result()
         finally:
-            closed.cancel()
+            hearing.cancel()
             self._keeping.left_by(tell)
             self.followers = {key: other for key, other in self.followers.items() if other is not tell}
+
+    async def _hear(self, stream: Stream, asked: Collection[int]) -> None:
+        """What a follower was told of these, until it closes the stream; raises ValueError for all else."""
+        with suppress(OSError, EOFError):
+            while True:
+                told = ToldHead.parse(decode(await stream.receive(_MAX_HEAD_BYTES)))
+                if told.expert not in asked:
+                    raise ValueError("of an expert that it does not follow")
+                sums = await self._coder.receive_sums(stream, told.sums)
+                await asyncio.to_thread(self._keeping.add, self._names[told.expert], sums)
 
     async def _send(self, name: ExpertName, state: State | None, stream: Stream, here: bool = True) -> None:
         number = self._numbers[name]
@@ -239,8 +268,7 @@ class CopyService(Service):
                 await stream.send(encode(StepHead(expert=number, step=step, rate=rate, exponent=exponent)))
                 await send_packed(stream, packed)
             case Given(sums=sums):
-                await stream.send(encode(GivenHead(expert=number, sums=tuple(sums))))
-                await send_state(stream, {str(due): total for due, total in sums.items()})
+                await send_sums(stream, GivenHead(expert=number, sums=tuple(sums)), sums)
             case Gone():
                 await stream.send(encode(GoneHead(expert=number)))
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
@@ -15,8 +15,10 @@ from dedloc_kit.swarm.experts.copies import (
     GoneHead,
     Head,
     StepHead,
+    ToldHead,
     Wanted,
     receive_head,
+    send_sums,
 )
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.lines import Opener
@@ -24,6 +26,8 @@ from dedloc_kit.swarm.remote.listening import Listening
 
 SILENT_SECONDS, MAX_SILENT_SECONDS = 6.0, 20.0
 """For which a keeper that says nothing is still there."""
+PASS_ON_SECONDS = 0.1
+"""After which a keeper hears what a follower was told: before it takes its step, which is that of a whole swarm."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +75,15 @@ class Following:
         try:
             with _failing(peer):
                 async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
-                    listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
-                    while left:
-                        head = await listening.heard(receive_head(stream))
-                        self._names_one(head, left)
-                        left -= await self._take(head, held, listening, stream)
+                    passing_on = asyncio.create_task(self._pass_on(left, stream))
+                    try:
+                        listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
+                        while left:
+                            head = await listening.heard(receive_head(stream))
+                            self._names_one(head, left)
+                            left -= await self._take(head, held, listening, stream)
+                    finally:
+                        passing_on.cancel()
         finally:
             for those in (self.live, self.arriving, self.moved):
                 those -= left
@@ -109,12 +117,24 @@ class Following:
             await asyncio.to_thread(keeping.follow, name, head.step, mean, head.rate)
             return set()
         assert isinstance(head, GivenHead)
-        sums = {}
-        for due in head.sums:
-            sums[due] = await listening.heard(self._coder.receive_sum(stream))
+        sums = await listening.heard(self._coder.receive_sums(stream, head.sums))
         await asyncio.to_thread(keeping.keep, name, sums)
         self.live.discard(name)
         return {name}
+
+    async def _pass_on(self, names: set[ExpertName], stream: Stream) -> None:
+        """Let the keeper of these know what they are told here."""
+        with suppress(OSError):  # whoever reads the stream finds out
+            while True:
+                await asyncio.sleep(PASS_ON_SECONDS)
+                for name in sorted(names & self.live):
+                    if sums := self._keeping.told(name):
+                        head = ToldHead(expert=self._numbers[name], sums=tuple(sums))
+                        try:
+                            await send_sums(stream, head, sums)
+                        except OSError:
+                            self._keeping.add(name, sums)
+                            raise
 
     def _names_one(self, head: Head, names: Sequence[ExpertName] | set[ExpertName]) -> bool:
         """Raises ValueError if this is of another expert."""

@@ -17,6 +17,8 @@ ALONE_SECONDS, MOVED_SECONDS = 3.0, 15.0
 """After which a copy is kept here whose keeper is gone, and one whose keeper is somebody else who is not found."""
 RIVAL_SECONDS = 10.0
 """After which a peer no longer keeps what another one keeps rightly."""
+LINGER_SECONDS = 10.0
+"""For which a peer still answers for an expert that it has given away: so long trainers may not have heard of it."""
 HOME_SECONDS = 5.0
 """After which an expert that nobody says to have comes back as the organizer's machine knows it."""
 
@@ -51,6 +53,8 @@ class Hosting:
         self._told: tuple[set[ExpertName], set[ExpertName]] = set(), set()
         self._again: dict[str, float] = {}
         self._since: dict[ExpertName, float] = {}
+        self._lingers: dict[ExpertName, float] = {}
+        """Until when a copy of what was given away stays."""
 
     async def run(self) -> None:
         """Until this is cancelled."""
@@ -83,9 +87,9 @@ class Hosting:
                 if rival:
                     self._perhaps_yield(name, keeper)
                 elif keeper != self._me:
-                    self._perhaps_give(name, keeper, stay=stand_in == self._me)
+                    self._perhaps_give(name, keeper)
             elif name in followed:
-                if self._me not in (keeper, stand_in):
+                if self._me not in (keeper, stand_in) and time.monotonic() > self._lingers.get(name, 0.0):
                     self._keeping.drop(name)
                 elif name not in self._following.live:
                     if not others or name in self._following.moved:
@@ -109,11 +113,11 @@ class Hosting:
             _log.warning("%s keeps the expert %s, too: no longer this machine", keeper, name)
             self._keeping.drop(name)
 
-    def _perhaps_give(self, name: ExpertName, keeper: str, stay: bool) -> None:
+    def _perhaps_give(self, name: ExpertName, keeper: str) -> None:
         if (tell := self._service.followers.get((keeper, name))) is not None:
-            if stay:
-                self._following.moved.add(name)
-            self._keeping.give(name, tell, stay)
+            self._following.moved.add(name)
+            self._lingers[name] = time.monotonic() + LINGER_SECONDS
+            self._keeping.give(name, tell)
 
     def _waited(self, name: ExpertName, seconds: float) -> bool:
         return time.monotonic() > self._since.setdefault(name, time.monotonic()) + seconds

@@ -119,7 +119,9 @@ class ExpertMember:
             copies: CopyService | None = None
             if self._held is not None:
                 turns, keeping = Turns(), self._held.keeping
-                copies = CopyService(keeping, self._may_hold)
+                coder = Coder(keeping.bank.like(), self._settings.width, self._form)
+                keeping.tell_in(coder.code)
+                copies = CopyService(keeping, coder, self._may_hold)
                 own += [ExpertService(self._run, keeping.bank, turns, self._form, limits or Limits()), copies]
                 computing = Computing(turns)
                 computing.start()
@@ -137,15 +139,13 @@ class ExpertMember:
             self.offers.start()
             stack.callback(self.offers.stop)
             if self._held is not None and copies is not None:
-                self._host(self._held, copies, opener, stack)
+                self._following = Following(self._held.keeping, opener, coder)
+                self._host(self._held, copies, stack)
             self.say("online")
             yield RemoteExperts(self._loop, hosts, self._settings.grid[1], self._form)
 
-    def _host(self, held: Held, copies: CopyService, opener: WithOwn, stack: ExitStack) -> None:
-        keeping, width, me = held.keeping, self._settings.width, self._signer.peer
-        coder = Coder(keeping.bank.like(), width, self._form)
-        keeping.tell_in(coder.code)
-        self._following = Following(keeping, opener, coder)
+    def _host(self, held: Held, copies: CopyService, stack: ExitStack) -> None:
+        keeping, me = held.keeping, self._signer.peer
 
         def changed() -> None:
             self.offers.tell()
@@ -187,10 +187,14 @@ class ExpertMember:
         return found
 
     def hand_over(self) -> None:
-        """Leave, but not before others keep what is kept here, as far as that does not take long."""
+        """Leave, but not before others keep what is kept here and know what was told here, as far as that does not take
+        long."""
         self.say("leaving")
         until = time.monotonic() + LEAVE_SECONDS
-        while self._held is not None and self._held.keeping.kept and time.monotonic() < until:
+        if self._held is None:
+            return
+        keeping = self._held.keeping
+        while (keeping.kept or keeping.bank.is_owed()) and time.monotonic() < until:
             time.sleep(0.1)
 
     @property

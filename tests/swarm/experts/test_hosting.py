@@ -13,14 +13,15 @@ from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.swarm.experts import hosting as module
-from dedloc_kit.swarm.experts.copies import Coder, CopyService
+from dedloc_kit.swarm.experts.copies import Coder, CopyService, ToldHead, Wanted, send_sums
 from dedloc_kit.swarm.experts.following import Following, NoCopies
 from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.placing import Holder, Plan
+from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.tensors import Form
 from tests.experts.mixed_run import WIDTH
-from tests.swarm.experts.local_hosts import LAYER, NAMES, RUN
+from tests.swarm.experts.local_hosts import LAYER, NAMES, RUN, sums
 from tests.swarm.local_network import LocalNetwork
 
 SECONDS = 60.0
@@ -32,12 +33,12 @@ class Peer:
         self.name, self.group = name, group
         known = self.known if name == ORGANIZER else None
         self.keeping = Keeping(Bank(RUN, remembers=True), RUN, lambda step: 0.01 / step, group.last.__setitem__)
-        coder = Coder(self.keeping.bank.like(), WIDTH, group.form)
-        self.keeping.tell_in(coder.code)
-        self.service = CopyService(self.keeping, lambda peer: peer != "stranger")
-        endpoint = group.network.endpoint(name)
-        group.run(endpoint.add(self.service))
-        self.following = Following(self.keeping, endpoint, coder)
+        self.coder = Coder(self.keeping.bank.like(), WIDTH, group.form)
+        self.keeping.tell_in(self.coder.code)
+        self.service = CopyService(self.keeping, self.coder, lambda peer: peer != "stranger")
+        self.endpoint = group.network.endpoint(name)
+        group.run(self.endpoint.add(self.service))
+        self.following = Following(self.keeping, self.endpoint, self.coder)
         self.hosting = Hosting(
             *(name, self.keeping, self.service, self.following, self.holders, lambda: (group.plan, ORGANIZER), known),
             lambda: None,
@@ -80,6 +81,10 @@ class Group:
         for peer in self.peers.values():
             peer.start()
 
+    @property
+    def all(self) -> list[Peer]:
+        return list(self.peers.values())
+
     def __getitem__(self, name: str) -> Peer:
         return self.peers[name]
 
@@ -100,6 +105,7 @@ class Group:
         self.until(lambda: self[keeper].keeping.kept == set(NAMES))
         if stand_in is not None:
             self.until(lambda: self[stand_in].following.live == set(NAMES))
+        self.until(lambda: all(peer.name in (keeper, stand_in) or not peer.keeping.bank.names for peer in self.all))
 
     def step(self, step: int) -> None:
         """All hear of a global step, after those who keep something have learned for it."""
@@ -143,6 +149,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ALONE_SECONDS", 1.0)
     monkeypatch.setattr(module, "RIVAL_SECONDS", 1.0)
     monkeypatch.setattr(module, "HOME_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.5)
 
 
 def same(one: Keeping, other: Keeping, step: int) -> bool:
@@ -195,6 +202,41 @@ def test_what_an_expert_was_told_goes_with_it_when_it_is_handed_over_in_the_midd
             peer.keeping.stepped(1, 8)
         these.until(lambda: same(these["b"].keeping, these["a"].keeping, 1))
         assert same(these["b"].keeping, plain(1), 1)
+
+
+@pytest.mark.parametrize("asked", [ORGANIZER, "b"])
+def test_what_trainers_tell_a_stand_in_or_who_has_given_an_expert_away_counts_at_its_keeper(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER_SECONDS", 1e6)
+    told = sum(name.layer == LAYER for name in NAMES)
+    with group("ab") as these:
+        these.plan = Plan(dict.fromkeys(NAMES, "a"), dict.fromkeys(NAMES, "b"))
+        these.until(lambda: these["a"].keeping.kept == set(NAMES) == these[asked].following.live)
+        these[asked].learn(1, 1)
+        these.until(lambda: len(sums(these["a"].keeping.bank)) == told)
+        these["a"].keeping.stepped(1, 8)
+        assert same(these["a"].keeping, plain(1), 1)
+        these.until(lambda: same(these[asked].keeping, these["a"].keeping, 1))
+        assert not sums(these[asked].keeping.bank), "it counts once"
+
+
+def test_who_follows_nothing_of_it_tells_nothing_of_an_expert() -> None:
+    with group("ab") as these:
+        these.assign("a")
+        numbers = {name: number for number, name in enumerate(NAMES)}
+
+        async def tell() -> None:
+            wanted = Wanted(experts=(numbers[NAMES[0]],), steps=(0,), follow=True)
+            async with these["b"].endpoint.open("a", CopyService, encode(wanted)) as stream:
+                head = ToldHead(expert=numbers[NAMES[1]], sums=(1,))
+                await send_sums(stream, head, {1: torch.ones(these["a"].coder.size)})
+                while True:
+                    await stream.receive(2**20)
+
+        with pytest.raises((OSError, EOFError)):
+            these.run(tell())
+        assert not sums(these["a"].keeping.bank)
 
 
 def test_the_stand_in_of_a_keeper_that_dies_goes_on_with_its_bits_and_gets_a_stand_in() -> None:
