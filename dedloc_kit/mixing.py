@@ -49,7 +49,7 @@ def hosting(
     """
     member = _member(me, known, Held(state.keeping, known=state.known, changed=_telling(emit)))
     with member.serving():
-        state.fetch_with(member.fetch)
+        state.have_hosts(member.fetch, member.begin_anew)
         yield member
 
 

@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "hosts keep experts of a state that the run has left",
+        "swarm/experts/placing.py",
+        " and peer not in self.stale",
+        "",
+        "tests/swarm/experts/test_placing.py -k gone_back",
+    ),
+    Mutation(
         "what a stand-in is told nobody hears of",
         "swarm/experts/following.py",
         "for name in sorted(names & self.live):",
@@ -273,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "what an expert was told is lost when it is handed over",
         "experts/keeping.py",
-        "self.bank.add_sums(name, sums)",
-        "pass",
+        "is not None:\n                    self.bank.add_sums(name, sums)",
+        "is not None:\n                    pass",
         "tests/experts/test_keeping.py -k goes_on_as_its_keeper",
     ),
     Mutation(
@@ -560,8 +567,8 @@ MUTATIONS = (
     Mutation(
         "gradients that come late are lost",
         "experts/expert.py",
-        "            due = max(step, self.step + 1)\n",
-        "            due = step\n",
+        "return max(step, self.step + 1)",
+        "return step",
         "tests/experts/test_bank.py -k comes_late",
     ),
     Mutation(

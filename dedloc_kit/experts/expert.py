@@ -70,7 +70,7 @@ class Expert:
         """
         with self._lock:
             self.check(step)
-            due = max(step, self.step + 1)
+            due = self._due(step)
             if due not in self._sums:
                 self._sums[due] = torch.zeros(self.layout.size)
             for total, gradient in zip(self.layout.views(self._sums[due]), gradients, strict=True):
@@ -123,8 +123,12 @@ class Expert:
         with self._lock:
             for step, total in sums.items():
                 if self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
-                    due = max(step, self.step + 1)
+                    due = self._due(step)
                     self._sums[due] = self._sums[due] + total if due in self._sums else total.clone()
+
+    def _due(self, step: int) -> int:
+        """The step that is taken with what is told for this one."""
+        return max(step, self.step + 1)
 
     @torch.no_grad()
     def _apply(self, mean: Tensor, rate: float) -> None:

@@ -56,12 +56,17 @@ class MixedState(TrainingState):
         self.bank = Bank(run)
         self._elsewhere: dict[ExpertName, State] = {}
         self._fetch: Fetch = lambda names, step: {}
+        self._begin_anew: Callable[[], object] = lambda: None
         self._fetching = threading.Lock()
         self.keeping = Keeping(self.bank, run, self.rate_of, parted=self._elsewhere.__setitem__)
 
-    def fetch_with(self, fetch: Fetch) -> None:
-        """How those experts are had that others hold."""
-        self._fetch = fetch
+    def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object]) -> None:
+        """Others hold some of the experts.
+
+        :param fetch: how these are had
+        :param begin_anew: told when all are here again, of an earlier state
+        """
+        self._fetch, self._begin_anew = fetch, begin_anew
 
     def known(self, name: ExpertName) -> State:
         """An expert that nobody has any more, as it was known last: what it has learned since is lost, and it goes on
@@ -156,6 +161,7 @@ class MixedState(TrainingState):
         trunk, experts = _divided(tensors)
         super().go_back(trunk, info, receipt, rate)
         self._load_experts(experts, receipt.step)
+        self._begin_anew()
 
     def _load_experts(self, experts: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         for name in self._names:

@@ -130,7 +130,10 @@ def test_going_back_takes_the_experts_along() -> None:
     step(state)
     tensors, info = state.copy()
     step(state)
+    told = list[int]()
+    state.have_hosts(lambda names, step: {}, lambda: told.append(state.bank.steps([EXPERT])[0]))
     state.go_back(tensors, info, receipt(3), 0.5)
+    assert told == [3], "hosts begin anew with what is here then"
     found, now = state.copy()
     assert now.step == 3
     assert all(torch.equal(found[name], each) for name, each in tensors.items() if name.startswith("experts."))
@@ -175,11 +178,11 @@ def test_a_checkpoint_holds_what_others_keep_as_it_was_after_the_same_step_or_th
         asked.append((list(names), step))
         return {EXPERT: (host[0], step - 1)} if len(asked) == 1 else {}
 
-    state.fetch_with(fetch)
+    state.have_hosts(fetch, lambda: None)
     with pytest.raises(ValueError, match="not all hosts"):
         state.copy()
     assert asked == [([EXPERT], 2)] * module.ATTEMPTS
-    state.fetch_with(lambda names, step: {EXPERT: (host[0], step)})
+    state.have_hosts(lambda names, step: {EXPERT: (host[0], step)}, lambda: None)
     found, _ = state.copy()
     assert all(torch.equal(found[f"experts.{EXPERT}.{key}"], each) for key, each in host[0].items())
     _, position = state.snapshot()

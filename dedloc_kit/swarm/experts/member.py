@@ -186,6 +186,11 @@ class ExpertMember:
                 _log.warning("%s", failure or "a host takes too long to give its experts")
         return found
 
+    def begin_anew(self) -> None:
+        """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
+        assert self._planner is not None
+        self._planner.begin_anew(self._holders())
+
     def hand_over(self) -> None:
         """Leave, but not before others keep what is kept here and know what was told here, as far as that does not take
         long."""
@@ -219,7 +224,7 @@ class ExpertMember:
     def _plan(self) -> tuple[Plan, str]:
         if self._planner is not None:
             before = self._planner.said
-            self._planner.look(self.offers.others(), self._holders())
+            self._planner.look(self.offers.others(), self._saying())
             if self._planner.said != before:
                 self.offers.tell()
             return self._planner.plan, self._organizer
@@ -227,6 +232,11 @@ class ExpertMember:
         return plan_of(self._said, self._held.keeping.names), self._organizer
 
     def _holders(self) -> dict[str, Holder]:
+        """Who has what, without what is of a state that the run has left."""
+        stale = set[str]() if self._planner is None else self._planner.stale
+        return {peer: holder for peer, holder in self._saying().items() if peer not in stale}
+
+    def _saying(self) -> dict[str, Holder]:
         """Who says to have what, of those whom the organizer lets have any; of other grids nothing."""
         found = {}
         for peer, offer in self._entitled().items():

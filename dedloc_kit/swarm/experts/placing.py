@@ -83,6 +83,7 @@ class Planner:
 
     :param bytes_each: of an expert, where it is held
     :ivar plan: the newest one
+    :ivar stale: hosts that had something before the run went back, and say so still
     """
 
     def __init__(self, names: Sequence[ExpertName], bytes_each: int) -> None:
@@ -90,13 +91,20 @@ class Planner:
         self._names, self._bytes = names if len(names) <= MAX_ASSIGNED_CELLS else (), bytes_each
         self.plan = Plan()
         self.said: Assigned | None = None
+        self.stale: set[str] = set()
+
+    def begin_anew(self, holders: Mapping[str, Holder]) -> None:
+        """The run goes back to an earlier state: what hosts hold is of the one that it has left."""
+        self.plan = Plan()
+        self.stale = {peer for peer, holder in holders.items() if holder.keeps or holder.copies}
 
     def look(self, offers: Mapping[str, HostOffer], holders: Mapping[str, Holder]) -> None:
         """Plan by what hosts say and have."""
+        self.stale = {peer for peer in self.stale & holders.keys() if holders[peer].keeps or holders[peer].copies}
         there = {
             peer: replace(holders[peer], room=offer.room // self._bytes)
             for peer, offer in offers.items()
-            if offer.state == "online" and offer.room and peer in holders
+            if offer.state == "online" and offer.room and peer in holders and peer not in self.stale
         }
         self.plan = plan(self._names, there, self.plan)
         self.said = assigned(self.plan, self._names, [peer for peer in holders if offers[peer].room])

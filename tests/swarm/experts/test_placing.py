@@ -96,6 +96,21 @@ def test_the_planner_counts_by_bytes_and_leaves_out_who_leaves_or_has_no_room() 
     assert planner.said.hosts == ("a", "b"), "who leaves may still have what others are to get"
 
 
+def test_after_the_run_has_gone_back_who_still_holds_what_it_has_left_gets_nothing() -> None:
+    planner = Planner(NAMES, 1)
+    offers = {peer: offer([], room=100) for peer in "ab"}
+    old, empty = Holder(keeps=set(NAMES)), Holder()
+    planner.look(offers, {"a": old, "b": empty})
+    assert set(planner.plan.keepers.values()) == {"a"}
+    planner.begin_anew({"a": old, "b": empty})
+    planner.look(offers, {"a": old, "b": empty})
+    assert planner.stale == {"a"}
+    assert set(planner.plan.keepers.values()) == {"b"}
+    planner.look(offers, {"a": empty, "b": Holder(keeps=set(NAMES))})
+    assert not planner.stale
+    assert set(planner.plan.stand_ins.values()) == {"a"}
+
+
 def test_the_largest_assignment_fits_into_a_record_and_of_more_experts_none_is_assigned() -> None:
     names = [ExpertName(layer, row, column) for layer in range(2) for row in range(32) for column in range(32)]
     assert len(names) == MAX_ASSIGNED_CELLS
