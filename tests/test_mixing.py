@@ -1,6 +1,5 @@
 """A run with experts, held by its coordinator, trains as one process does, and loses none of them."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,6 @@ from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import mixed_run
 
 STEPS = 5
-HEARD_SECONDS = 20.0
-"""After which all trainers have heard who keeps which expert; nobody tells of that."""
 TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
 
 
@@ -81,7 +78,6 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
         for host in volunteers[2:]:
             host.wait_for(Hosted, lambda event: event.kept == event.copies == 3)
         coordinator.wait_for(Hosted, lambda event: not event.kept)
-        time.sleep(HEARD_SECONDS)
         (tmp_path / "start").touch()
         for peer in volunteers:
             peer.wait_for(Left)

@@ -17,6 +17,9 @@ SAVED_BY_8_BITS = 12
 REPLICA_BYTES_PER_PARAMETER = 12
 """Of these: the replica, its gradients and their sum, which a GPU holds if there is one. Where the processor stands
 several times among the devices, each has its own."""
+HOST_BYTES_PER_PARAMETER = 32
+"""Of an expert's, at a host: itself (4), two moments (8), what it is told for a step (4), what coding lost of that (4),
+and all as it was before the last step (12). Counted, not measured."""
 CUDA_BYTES = 1_500_000_000
 """What CUDA takes of the machine's memory. An estimate."""
 GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18

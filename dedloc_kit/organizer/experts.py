@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dedloc_kit.display.human import count, rate, size
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import FIXED_BYTES
+from dedloc_kit.machine.needs import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
 from dedloc_kit.organizer.pipeline import VALUE_BYTES
 from dedloc_kit.organizer.prediction import Volunteers, read_line
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
@@ -15,8 +15,6 @@ from dedloc_kit.run import ExpertsConfig, RunConfig
 ORGANIZER_BYTES = 28
 """For each of an expert's parameters where all are held: itself, two moments, a gradient, and the copy that becomes a
 checkpoint."""
-HOST_BYTES = 20
-"""The same on a host: itself, two moments, what it is told for a step, and the gradient of one call."""
 COPIES = 2
 """Of each expert, on different machines: its keeper's and its stand-in's."""
 _GROUP = re.compile(r"(?:(\d{1,6})x)?(\d+(?:\.\d+)?)gb@(\w+(?:\.\w+)?)", re.IGNORECASE)
@@ -56,7 +54,7 @@ class ExpertCosts:
 
     def held_by(self, hosts: Hosts) -> int:
         """Experts that each of these has the memory for."""
-        return max(0, int((hosts.memory - FIXED_BYTES) / (HOST_BYTES * self.parameters)))
+        return max(0, int((hosts.memory - FIXED_BYTES) / (HOST_BYTES_PER_PARAMETER * self.parameters)))
 
     def copies(self, hosts: Sequence[Hosts]) -> int:
         """How many cells have so many copies, one on a machine: 0 if not even one of each has a place."""
@@ -88,8 +86,8 @@ def describe_experts(run: RunConfig, trunk: int) -> list[str]:
         f"experts       {count(costs.cells, 'network')} of {experts / 1e6:,.1f} million parameters in all beside the "
         f"model, {(experts + trunk) / 1e6:,.1f} million with it; a token uses "
         f"{(trunk + len(_settings(run).layers) * _settings(run).chosen * costs.parameters) / 1e6:,.1f} million",
-        f"an expert     {size(HOST_BYTES * costs.parameters)} of a host's memory, on {COPIES} hosts; the organizer's "
-        f"machine holds them all: {size(ORGANIZER_BYTES * experts)} of memory there",
+        f"an expert     {size(HOST_BYTES_PER_PARAMETER * costs.parameters)} of a host's memory, on {COPIES} hosts; the "
+        f"organizer's machine holds what they do not: up to {size(ORGANIZER_BYTES * experts)} of memory there",
         f"a token       {size(costs.token_bytes)} up and as much down on the line of who trains, and on those of hosts",
     ]
 

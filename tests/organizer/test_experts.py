@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import FIXED_BYTES
+from dedloc_kit.machine.needs import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
 from dedloc_kit.organizer.check import check
-from dedloc_kit.organizer.experts import HOST_BYTES, ExpertCosts, Hosts, describe_experts, describe_hosts, read_hosts
+from dedloc_kit.organizer.experts import ExpertCosts, Hosts, describe_experts, describe_hosts, read_hosts
 from dedloc_kit.organizer.prediction import Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
 from dedloc_kit.run import RunConfig
@@ -26,7 +26,7 @@ def run(compression: str = "8bit", **task: Any) -> RunConfig:
 
 def hosts(number: int, held: float, line: float = 50.0) -> Hosts:
     """With the memory for so many experts each."""
-    return Hosts(number, FIXED_BYTES + held * HOST_BYTES * PARAMETERS, line * MBIT)
+    return Hosts(number, FIXED_BYTES + held * HOST_BYTES_PER_PARAMETER * PARAMETERS, line * MBIT)
 
 
 @pytest.mark.parametrize(("compression", "of_value"), [("8bit", 1), ("4bit", 1), ("float16", 2), ("none", 4)])

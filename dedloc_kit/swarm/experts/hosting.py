@@ -17,7 +17,7 @@ ALONE_SECONDS, MOVED_SECONDS = 3.0, 15.0
 """After which a copy is kept here whose keeper is gone, and one whose keeper is somebody else who is not found."""
 RIVAL_SECONDS = 10.0
 """After which a peer no longer keeps what another one keeps rightly."""
-LINGER_SECONDS = 10.0
+LINGER_SECONDS = 30.0
 """For which a peer still answers for an expert that it has given away: so long trainers may not have heard of it."""
 HOME_SECONDS = 5.0
 """After which an expert that nobody says to have comes back as the organizer's machine knows it."""

@@ -14,6 +14,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
+from dedloc_kit.machine.needs import HOST_BYTES_PER_PARAMETER
 from dedloc_kit.records import Assigned, HostOffer
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
@@ -24,7 +25,7 @@ from dedloc_kit.swarm.experts.following import Following, NoCopies
 from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.offer import layers_of, names_in
-from dedloc_kit.swarm.experts.placing import BYTES_OF_PARAMETER, Holder, Plan, Planner, plan_of
+from dedloc_kit.swarm.experts.placing import Holder, Plan, Planner, plan_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
@@ -95,7 +96,7 @@ class ExpertMember:
         self.offers = Offers(HOSTS, node, signer, known, self.offer)
         if held is not None and self._organizer == signer.peer:
             parameters = 3 * self._settings.width * self._settings.hidden
-            self._planner = Planner(held.keeping.names, BYTES_OF_PARAMETER * parameters)
+            self._planner = Planner(held.keeping.names, HOST_BYTES_PER_PARAMETER * parameters)
 
     def say(self, state: Literal["online", "leaving"]) -> None:
         """Let the others know at once; who is leaving gets no new calls."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.records import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, NOBODY, Assigned, HostOffer
 
-BYTES_OF_PARAMETER = 32
-"""Of an expert's, where it is held: itself, two moments, gradients, what coding lost of them, and the state before."""
 UNEVEN = 2
 """By so many more experts a host keeps than another one that holds copies of some: then it gives it one of these."""
 
