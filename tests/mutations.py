@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "stages wait for what nobody computes again",
+        "swarm/pipeline/driver.py",
+        "self._take_back(call.step, call.rows)",
+        "pass",
+        "tests/swarm/pipeline/test_driver.py -k nobody_computes_again",
+    ),
+    Mutation(
         "hosts keep experts of a state that the run has left",
         "swarm/experts/placing.py",
         " and peer not in self.stale",

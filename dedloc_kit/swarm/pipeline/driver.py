@@ -230,8 +230,7 @@ class Driver:
             self.driven += samples
         except (Stale, GivenUp) as error:
             _log.info("microbatch %d is broken off: %s", number, error)
-            if self.begun.step == step:
-                self.begun = self.begun.model_copy(update={"samples": self.begun.samples - samples})
+            self._take_back(step, samples)
             if added:
                 self.partly += samples
             elif isinstance(error, Stale):
@@ -239,6 +238,11 @@ class Driver:
         finally:
             self._in_flight -= 1
             self._changes.tell()
+
+    def _take_back(self, step: int, samples: int) -> None:
+        """A stage will not get all that was begun for this step: none is to wait for it."""
+        if self.begun.step == step:
+            self.begun = self.begun.model_copy(update={"samples": max(0, self.begun.samples - samples)})
 
     async def _through(self, batch: Batch, number: int, step: int, added: list[int]) -> float:
         """There and back: the loss. `added` gets the stages that have taken its gradients."""
@@ -314,6 +318,8 @@ class Driver:
         except (GivenUp, OSError) as error:
             _log.warning("a microbatch is lost for one stage: %s", error)
             self._kept.remove(backward)
+            self._take_back(call.step, call.rows)
+            self.partly += call.rows
         self._changes.tell()
 
 

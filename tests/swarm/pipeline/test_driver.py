@@ -254,6 +254,25 @@ def test_a_microbatch_that_is_refused_everywhere_is_of_no_step(
     assert close(pipeline.sums(), plain_sum(batches[1:]))
 
 
+def test_no_stage_waits_for_what_nobody_computes_again(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "AVOIDED_SECONDS", 0.05)
+    pipeline.slow("0b")
+    driver = pipeline.drive("d", microbatches(13))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    lost = next(given.call.number for given in pipeline.peers["0a"].calls if given.call.what == "backward")
+
+    def refuse(given: Given) -> None:
+        if given.call.number == lost:
+            raise Refusal("failed", "as the test wants it")
+
+    pipeline.peers["0b"].before = refuse
+    pipeline.cut("0a")
+    full = [12 * ROWS, 13 * ROWS, 13 * ROWS]
+    pipeline.until(lambda: driver.begun.final and pipeline.samples(but=["0a"]) == full)
+    assert driver.begun.samples == 12 * ROWS, "another one has taken its place"
+    assert driver.partly == ROWS
+
+
 def test_the_quicker_peer_gets_more_calls(pipeline: Pipeline) -> None:
     pipeline.peers["1b"].before = lambda given: time.sleep(0.3)
     driver = pipeline.drive("d", microbatches(12))
