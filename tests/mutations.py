@@ -1106,7 +1106,7 @@ MUTATIONS = (
     Mutation(
         "a stage waits for a microbatch that its driver has given up",
         "swarm/pipeline/driver.py",
-        '"samples": self.begun.samples - samples',
+        '"samples": max(0, self.begun.samples - samples)',
         '"samples": self.begun.samples',
         "tests/swarm/pipeline/test_driver.py -k of_no_step",
     ),
