@@ -77,7 +77,8 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
         assert all(peer.joined.step == 0 for peer in volunteers)
         for host in volunteers[2:]:
             host.wait_for(Hosted, lambda event: event.kept == event.copies == 3)
-        coordinator.wait_for(Hosted, lambda event: not event.kept)
+        # What trainers ask of a copy that is a moment behind is not exact; when the organizer lets go all have heard.
+        coordinator.wait_for(Hosted, lambda event: not (event.kept or event.copies))
         (tmp_path / "start").touch()
         for peer in volunteers:
             peer.wait_for(Left)
