@@ -310,7 +310,7 @@ MUTATIONS = (
         "swarm/experts/placing.py",
         "peer is not None and peer != besides and",
         "peer is not None and",
-        "tests/swarm/experts/test_placing.py -k different_peers",
+        "tests/swarm/experts/test_placing.py -k newcomer_gets_copies",
     ),
     Mutation(
         "hosts of experts that wait for a step are taken for gone",
