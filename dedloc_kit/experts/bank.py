@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, current_microbatch
 from dedloc_kit.experts.expert import Expert
-from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.kept import Kept
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
@@ -241,10 +240,6 @@ class Bank:
     def like(self) -> dict[str, Tensor]:
         """Tensors of the shapes and types of any expert's."""
         return self._first(names_of(self._settings)[0]).copy()[0]
-
-    def frozen(self) -> Frozen:
-        """Copies of all that are here, to be measured."""
-        return Frozen({name: self._expert(name).frozen() for name in self.names}, self._settings.grid)
 
     def _expert(self, name: ExpertName) -> Expert:
         with self._lock:

@@ -1,6 +1,5 @@
 """One expert with its optimizer, and what it has been told for global steps that are to come."""
 
-import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -155,11 +154,6 @@ class Expert:
             if self._before is None or self._before[1] != step:
                 raise Refused("stale")
             return self._before
-
-    def frozen(self) -> Network:
-        """A copy of its network alone."""
-        with self._lock:
-            return copy.deepcopy(self._network)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], step: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from dedloc_kit.experts.calls import ExpertName
@@ -59,7 +59,8 @@ class Following:
                 listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
                 for name in names:
                     head = await listening.heard(receive_head(stream))
-                    if self._names_one(head, [name]) and isinstance(head, CopyHead):
+                    self._check_asked(head, [name])
+                    if isinstance(head, CopyHead):
                         if head.step != step or not head.here:
                             raise ValueError("an expert of another step")
                         tensors = await listening.heard(self._coder.receive_state(stream))
@@ -80,7 +81,7 @@ class Following:
                         listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
                         while left:
                             head = await listening.heard(receive_head(stream))
-                            self._names_one(head, left)
+                            self._check_asked(head, left)
                             left -= await self._take(head, held, listening, stream)
                     finally:
                         passing_on.cancel()
@@ -136,11 +137,10 @@ class Following:
                             self._keeping.add(name, sums)
                             raise
 
-    def _names_one(self, head: Head, names: Sequence[ExpertName] | set[ExpertName]) -> bool:
+    def _check_asked(self, head: Head, names: Collection[ExpertName]) -> None:
         """Raises ValueError if this is of another expert."""
         if head.expert >= len(self._names) or self._names[head.expert] not in names:
             raise ValueError("of an expert that was not asked for")
-        return True
 
     def _wanted(self, steps: Mapping[ExpertName, int], follow: bool) -> Wanted:
         experts = tuple(self._numbers[name] for name in steps)

@@ -152,7 +152,9 @@ class ExpertMember:
             self.offers.tell()
             held.changed(len(keeping.kept), len(keeping.followed))
 
-        hosting = Hosting(*(me, keeping, copies, self._following, self._holders, self._plan, held.known, changed))
+        hosting = Hosting(
+            me, keeping, copies, self._following, self._holders, self._plan, known=held.known, changed=changed
+        )
         if self._planner is not None:  # hosts may have gone on without it
             with suppress(TimeoutError):
                 self.offers.look(LOOK_SECONDS)
