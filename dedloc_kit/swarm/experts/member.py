@@ -166,8 +166,8 @@ class ExpertMember:
         running = self._loop.start(hosting.run())
         stack.callback(running.cancel)
 
-    def fetch(self, names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
-        """As many of these experts as others have as they were after a global step."""
+    def fetch(self, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]) -> None:
+        """Take as many of these experts as others have as they were after a global step, of all peers at once."""
         of_peers: dict[str, list[ExpertName]] = {}
         holders = self._holders()
         for copies in (False, True):
@@ -177,17 +177,15 @@ class ExpertMember:
                 has = (peer for peer, host in holders.items() if name in (host.copies if copies else host.keeps))
                 if (peer := next(has, None)) is not None:
                     of_peers.setdefault(peer, []).append(name)
-        fetching: list[Future[dict[ExpertName, State]]] = [
-            self._loop.start(self._following.fetch(peer, wanted, step)) for peer, wanted in of_peers.items()
+        fetching: list[Future[None]] = [
+            self._loop.start(self._following.fetch(peer, wanted, step, take)) for peer, wanted in of_peers.items()
         ]
-        found: dict[ExpertName, State] = {}
         for each in fetching:
             try:
-                found |= each.result(FETCH_SECONDS)
+                each.result(FETCH_SECONDS)
             except (NoCopies, TimeoutError) as failure:
                 each.cancel()
                 _log.warning("%s", failure or "a host takes too long to give its experts")
-        return found
 
     def begin_anew(self) -> None:
         """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
