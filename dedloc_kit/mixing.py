@@ -52,7 +52,11 @@ def hosting(
 
     :param known: addresses of the peers that this one joined through
     """
-    member = _member(me, known, Held(state.keeping, known=state.known, changed=_telling(emit)))
+
+    def lines() -> dict[str, float | None]:
+        return {peer: progress.upload for peer, progress in me.optimizer.tracker.others().items()}
+
+    member = _member(me, known, Held(state.keeping, known=state.known, lines=lines, changed=_telling(emit)))
     state.have_hosts(member.fetch, member.begin_anew, Stored(folder, state.run_id))
     left = threading.Event()
 
