@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dedloc_kit.bucket.writing import writer_of
 from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
+from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
 from dedloc_kit.coordinator.lasting import LastingRecord, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.coordinator.publishing.uploading import Uploader
@@ -39,7 +40,7 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.checkpoint import load, save
+from dedloc_kit.training.checkpoint import load
 
 if TYPE_CHECKING:
     from dedloc_kit.coordinator.releasing import Releasing
@@ -87,6 +88,7 @@ def coordinator(
     with _taking_part(run, peer, memory.peers, stop, on_step, None if served is None else served.find) as me:
         if isinstance(me, SwarmPeer) and run.trust.checks == "on":
             auditing = Auditing(run, peer.folder, peer.task_module, me, emit)
+        check_published(peer, me.optimizer.state, me.task)
         role = _Role(run, peer, me, done, emit, auditing)
         try:
             # Data that volunteers could not read is better known now.
@@ -102,16 +104,15 @@ def coordinator(
             me.optimizer.leave()
             role.finish()
             if peer.export is not None:
-                save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
+                export(peer.export, me.optimizer.state, me.task)
             emit(Left(step=me.optimizer.step, session_samples=0))
         finally:
             role.close()
 
 
 def _is_served(run: RunConfig, peer: CoordinatorConfig) -> bool:
-    """Do others get the model from here? Of one in stages they get the checkpoints, of one with experts nothing yet."""
-    whole = run.pipeline is None and run.experts is None
-    return run.task.name == SERVED_TASK and whole and bool(peer.serve_every)
+    """Do others get the model from here? Of one in stages they get the checkpoints."""
+    return run.task.name == SERVED_TASK and run.pipeline is None and bool(peer.serve_every)
 
 
 def _taking_part(
@@ -218,6 +219,9 @@ class _Role:
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
         if served is not None and isinstance(self._me, SwarmPeer):
+            if why := why_unwritten(self._me.optimizer.state, self._me.task):
+                _log.warning("nobody can serve this model: %s", why)
+                return
             from dedloc_kit.coordinator.releasing import (
                 Releasing,
             )  # with transformers, for which other runs need not wait
