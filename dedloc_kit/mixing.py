@@ -1,5 +1,6 @@
 """The experts of a run beside its trunk: the coordinator answers for them, and volunteers ask."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,13 @@ from dedloc_kit.training.microbatch import samples_in
 FOLLOW_SECONDS = 1.0
 """Between two looks at who may take part."""
 LOOK_SECONDS = 0.1
-RENEW_SECONDS, RENEW_PAUSES = 1.0, 9.0
+RENEW_SECONDS, PAUSES = 1.0, 9.0
 """The organizer's machine fetches one expert after the other; in between it waits for so long at least, and for so many
-times as long as the last one took, so that a tenth of the time is what its line and theirs give to that."""
+times as long as the last one took: a tenth of the time is what its line and theirs give to that."""
+STOP_SECONDS = 10.0
+"""For a copy that is on its way when everything ends."""
+
+_log = logging.getLogger(__name__)
 
 
 def form_of(run: RunConfig) -> Form:
@@ -64,8 +69,11 @@ def hosting(
         pause = RENEW_SECONDS
         while not left.wait(pause):
             began = time.monotonic()
-            state.renew_one()
-            pause = max(RENEW_SECONDS, RENEW_PAUSES * (time.monotonic() - began))
+            try:
+                state.renew_one()
+            except Exception:  # the next time it may go
+                _log.exception("no copy of an expert is renewed")
+            pause = max(RENEW_SECONDS, PAUSES * (time.monotonic() - began))
 
     with member.serving():
         renewing = threading.Thread(target=renew, name="copies of experts", daemon=True)
@@ -74,7 +82,7 @@ def hosting(
             yield member
         finally:
             left.set()
-            renewing.join()
+            renewing.join(STOP_SECONDS)
 
 
 class Mixing:

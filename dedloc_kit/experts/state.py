@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.experts.network import Network
+from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import ExpertsConfig, RunConfig
@@ -109,7 +110,7 @@ class MixedState(TrainingState):
         """
         for name, (tensors, known) in self._stored.of_earlier(self.keeping.kept):
             # The swarm has gone on without this machine, which may have begun again from before its newest copy.
-            if self.bank.steps([name])[0] < known < step:
+            if any(here < known < step for here in self.bank.steps([name])):
                 self.bank.load(name, tensors, known)
         self.keeping.stepped(step, samples)
 
@@ -136,7 +137,10 @@ class MixedState(TrainingState):
             with self._fetching:
                 with self._settled():
                     copied, position, info = trunk(), self.position, self.info
-                    experts = {name: self.bank.state(name) for name in self.keeping.kept}
+                    experts = dict[ExpertName, State]()
+                    for name in self.keeping.kept:
+                        with suppress(Refused):  # it has just gone
+                            experts[name] = self.bank.state(name)
                 away = [name for name in self._names if name not in experts]
                 if old := [name for name in away if not self._has(name, position.step)]:
                     self._fetch(old, position.step, self._store)
@@ -190,8 +194,8 @@ class MixedState(TrainingState):
         self.check_named(tensors, info)
         trunk, experts = _divided(tensors)
         super().go_back(trunk, info, receipt, rate)
-        self._load_experts(experts, receipt.step)
         self._stored.clear()
+        self._load_experts(experts, receipt.step)
         self._begin_anew()
 
     def _load_experts(self, experts: Mapping[str, Mapping[str, Tensor]], step: int) -> None:

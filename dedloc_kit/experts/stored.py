@@ -39,7 +39,9 @@ class Stored:
     def write(self) -> None:
         """Write to the disk what is in memory alone; what cannot be written stays there."""
         with self._writing:
-            for name in sorted(self._unwritten) if self._folder is not None else ():
+            with self._lock:
+                unwritten = sorted(self._unwritten) if self._folder is not None else []
+            for name in unwritten:
                 tensors, step = state = self._copies[name]
                 path = self._path(name)
                 try:

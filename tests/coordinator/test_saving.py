@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.coordinator import saving as module
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.coordinator.saving import Saving
@@ -49,8 +50,9 @@ def steps_of(lasting: LastingRecord) -> list[int]:
 
 
 def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_follows(
-    tmp_path: Path, gathered: Gathered
+    tmp_path: Path, gathered: Gathered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "PAUSES", 1e9)
     lasting = LastingRecord(tmp_path, keep=3)
     saving = Saving(gathered.state, lasting, lambda: None)
     gathered.step()
@@ -63,6 +65,12 @@ def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_fol
     gathered.let.set()
     saving.finish(wait=True)
     assert steps_of(lasting) == [2, 1]
+    gathered.asked.clear()
+    gathered.step()
+    saving.save()
+    assert not gathered.asked.is_set(), "for so soon again there are other things to do"
+    saving.finish(wait=True)
+    assert steps_of(lasting) == [3, 2, 1]
     found = lasting.checkpoints.newest()
     assert found is not None
     fresh().check_named(*found)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -188,7 +188,7 @@ class ExpertMember:
         for each in fetching:
             try:
                 each.result(FETCH_SECONDS)
-            except (NoCopies, TimeoutError) as failure:
+            except (NoCopies, TimeoutError, CancelledError) as failure:
                 each.cancel()
                 _log.warning("%s", failure or "a host takes too long to give its experts")
 
