@@ -182,7 +182,8 @@ class _Role:
         else:
             if state.step == 0:
                 begin(state, self._me.task)
-            self._saving.saved = own = state.info
+            self._saving.is_kept()
+            own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
         # Whoever went on without this coordinator proves it by having brought the last step that was taken here.

@@ -20,7 +20,6 @@ class Saving:
     """Called by the thread to which the record belongs.
 
     :param spare: gives the step that is still being evaluated, whose checkpoint is to stay
-    :ivar saved: what is kept already
     """
 
     def __init__(
@@ -28,11 +27,15 @@ class Saving:
     ) -> None:
         self._state, self._lasting, self._spare = state, lasting, spare
         self._gathers = isinstance(state, MixedState)
-        self.saved = state.info  # nobody needs the first state: it can be made again
+        self._saved = state.info  # nobody needs the first state: it can be made again
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._running: Future[Found] | None = None
         self._asked = False
         self._began = self._due = 0.0
+
+    def is_kept(self) -> None:
+        """There is a checkpoint of the current state, or it is the first one."""
+        self._saved = self._state.info
 
     def save(self) -> None:
         """Keep the current state; if others have parts of it, `finish` does that later."""
@@ -51,7 +54,7 @@ class Saving:
             if not self._asked or not (wait or time.monotonic() >= self._due):
                 return
             self._asked = False
-            if self._state.info != self.saved:
+            if self._state.info != self._saved:
                 self._began = time.monotonic()
                 self._running = self._thread.submit(self._state.copy)
 
@@ -59,7 +62,7 @@ class Saving:
         try:
             found = gathered.result()
             self._lasting.checkpoint(found, self._spare())
-            self.saved = found[1]
+            self._saved = found[1]
         except (UserError, ValueError, OSError) as error:  # a full disk must not end the run
             _log.warning("no checkpoint of step %d: %s", self._state.step, error)
 
