@@ -1,5 +1,7 @@
 """The experts of a run beside its trunk: the coordinator answers for them, and volunteers ask."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from dedloc_kit.experts.calls import Experts, Microbatch, counting
 from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.experts.stored import Stored
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records import GlobalStep
 from dedloc_kit.run import RunConfig
@@ -27,6 +30,13 @@ from dedloc_kit.training.microbatch import samples_in
 FOLLOW_SECONDS = 1.0
 """Between two looks at who may take part."""
 LOOK_SECONDS = 0.1
+RENEW_SECONDS, PAUSES = 1.0, 9.0
+"""The organizer's machine fetches one expert after the other; in between it waits for so long at least, and for so many
+times as long as the last one took: a tenth of the time is what its line and theirs give to that."""
+STOP_SECONDS = 10.0
+"""For a copy that is on its way when everything ends."""
+
+_log = logging.getLogger(__name__)
 
 
 def form_of(run: RunConfig) -> Form:
@@ -41,16 +51,38 @@ def room_for_experts(folder: Path) -> int:
 
 @contextmanager
 def hosting(
-    me: SwarmPeer, known: Sequence[str], state: MixedState, emit: Callable[[AnyEvent], None]
+    me: SwarmPeer, known: Sequence[str], state: MixedState, folder: Path, emit: Callable[[AnyEvent], None]
 ) -> Iterator[ExpertMember]:
-    """Answer for all experts that no other host has.
+    """Answer for all experts that no other host has, and have copies of those that others have in a folder.
 
     :param known: addresses of the peers that this one joined through
     """
-    member = _member(me, known, Held(state.keeping, known=state.known, changed=_telling(emit)))
+
+    def lines() -> dict[str, float | None]:
+        return {peer: progress.upload for peer, progress in me.optimizer.tracker.others().items()}
+
+    member = _member(me, known, Held(state.keeping, known=state.known, lines=lines, changed=_telling(emit)))
+    state.have_hosts(member.fetch, member.begin_anew, Stored(folder, state.run_id))
+    left = threading.Event()
+
+    def renew() -> None:
+        pause = RENEW_SECONDS
+        while not left.wait(pause):
+            began = time.monotonic()
+            try:
+                state.renew_one()
+            except Exception:  # the next time it may go
+                _log.exception("no copy of an expert is renewed")
+            pause = max(RENEW_SECONDS, PAUSES * (time.monotonic() - began))
+
     with member.serving():
-        state.have_hosts(member.fetch, member.begin_anew)
-        yield member
+        renewing = threading.Thread(target=renew, name="copies of experts", daemon=True)
+        renewing.start()
+        try:
+            yield member
+        finally:
+            left.set()
+            renewing.join(STOP_SECONDS)
 
 
 class Mixing:

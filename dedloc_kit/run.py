@@ -613,8 +613,6 @@ class CoordinatorConfig(PeerConfig):
             )
         if run.experts is None:
             return
-        if self.hub is not None:
-            raise UserError("a model with [experts] is not written for the Hub yet; leave --hub out")
         if run.data.evaluation is None:
             raise UserError("a run with [experts] is measured on held-out data alone; add [data.evaluation]")
 

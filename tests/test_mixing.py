@@ -88,6 +88,7 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
     loop = plain_loop(run, volunteers, coordinator)
     assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
     assert relative(checkpoint_of(coordinator), state_of(loop)) < 1e-5
+    assert len(list((coordinator.config.folder / "experts").glob("*.safetensors"))) == 6
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from dedloc_kit.run import RunConfig, parse_run
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 END = "<|endoftext|>"
 MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+EXPERTS = {"layers": [1], "grid": [2, 2], "width": MODEL["hidden_size"], "hidden": 24}
 
 
 def write_text(folder: Path) -> list[str]:
@@ -67,3 +68,9 @@ def text_run(
             "optimizer": {"warmup_steps": 1, "total_steps": 10},
         }
     )
+
+
+def mixed(run: RunConfig, **experts: Any) -> RunConfig:
+    """The same with experts in its second layer."""
+    exact = run.model_copy(update={"averaging": run.averaging.model_copy(update={"overlap": False})})
+    return parse_run({**exact.model_dump(mode="json"), "experts": {**EXPERTS, **experts}})

@@ -25,6 +25,12 @@ class TinyMixed:
     def why_without_experts(self) -> str:
         return ""
 
+    def why_unwritten(self) -> str:
+        return "no library has a tiny model with experts"
+
+    def as_stock(self, model: nn.Module) -> nn.Module:
+        raise NotImplementedError
+
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 from dedloc_kit.bucket.writing import writer_of
 from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
+from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
 from dedloc_kit.coordinator.lasting import LastingRecord, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
+from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
@@ -38,7 +40,7 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.checkpoint import load, save
+from dedloc_kit.training.checkpoint import load
 
 if TYPE_CHECKING:
     from dedloc_kit.coordinator.releasing import Releasing
@@ -86,6 +88,7 @@ def coordinator(
     with _taking_part(run, peer, memory.peers, stop, on_step, None if served is None else served.find) as me:
         if isinstance(me, SwarmPeer) and run.trust.checks == "on":
             auditing = Auditing(run, peer.folder, peer.task_module, me, emit)
+        check_published(peer, me.optimizer.state, me.task)
         role = _Role(run, peer, me, done, emit, auditing)
         try:
             # Data that volunteers could not read is better known now.
@@ -101,16 +104,15 @@ def coordinator(
             me.optimizer.leave()
             role.finish()
             if peer.export is not None:
-                save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
+                export(peer.export, me.optimizer.state, me.task)
             emit(Left(step=me.optimizer.step, session_samples=0))
         finally:
             role.close()
 
 
 def _is_served(run: RunConfig, peer: CoordinatorConfig) -> bool:
-    """Do others get the model from here? Of one in stages they get the checkpoints, of one with experts nothing yet."""
-    whole = run.pipeline is None and run.experts is None
-    return run.task.name == SERVED_TASK and whole and bool(peer.serve_every)
+    """Do others get the model from here? Of one in stages they get the checkpoints."""
+    return run.task.name == SERVED_TASK and run.pipeline is None and bool(peer.serve_every)
 
 
 def _taking_part(
@@ -153,13 +155,13 @@ class _Role:
         self._ledger = self._lasting.ledger
         driven = me.measured if isinstance(me, StagedPeer) else None
         self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit, driven)
+        self._saving = Saving(me.optimizer.state, self._lasting, lambda: self._evaluator.under_way)
         self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.current().checkpoint
         self._tried: Rewinding | None = None
         self._ended_at: int | None = None
         self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        self._saved = me.optimizer.state.info  # nobody needs the first state: it can be made again
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -174,12 +176,14 @@ class _Role:
         state = self._me.optimizer.state
         own: StateInfo | None = None
         if resume(state, self._lasting.checkpoints, self._peer.resume) and self._peer.resume is not None:
-            self._save()  # from here on the folder alone suffices
+            self._saving.save()  # from here on the folder alone suffices
+            self._saving.finish(wait=True)
             credit(self._ledger, self._peer.resume)
         else:
             if state.step == 0:
                 begin(state, self._me.task)
-            self._saved = own = state.info
+            self._saving.is_kept()
+            own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
         # Whoever went on without this coordinator proves it by having brought the last step that was taken here.
@@ -196,7 +200,8 @@ class _Role:
         """
         state = self._me.optimizer.state
         if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
-            self._member = self._hosting.enter_context(hosting(self._me, known, state, self._emit))
+            folder = self._peer.folder / "experts"
+            self._member = self._hosting.enter_context(hosting(self._me, known, state, folder, self._emit))
 
     def publish(self) -> None:
         """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
@@ -215,6 +220,9 @@ class _Role:
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
         if served is not None and isinstance(self._me, SwarmPeer):
+            if why := why_unwritten(self._me.optimizer.state, self._me.task):
+                _log.warning("nobody can serve this model: %s", why)
+                return
             from dedloc_kit.coordinator.releasing import (
                 Releasing,
             )  # with transformers, for which other runs need not wait
@@ -235,6 +243,7 @@ class _Role:
             self.record_done()
             self._obey()
             self._evaluator.finish()
+            self._saving.finish()
             now = time.monotonic()
             if now >= peers_due:
                 peers = self._evaluator.watch(self._peers(), optimizer.step >= optimizer.last_step)
@@ -279,7 +288,7 @@ class _Role:
         )
         if orders.checkpoint > self._checkpoint_asked:
             self._checkpoint_asked = orders.checkpoint
-            self._save()
+            self._saving.save()
         if orders.rewind is not None:
             self._lasting.checkpoints.protect(orders.rewind.checkpoint)
             self._go_back(orders.rewind)
@@ -314,7 +323,7 @@ class _Role:
         if self._ended_at != step:
             self._ended_at = step
             self._emit(State(text=f"global step {step} was the last one"))
-            self._save()
+            self._saving.save()
             if self._publisher is not None:
                 self._publisher.push_soon()
             if self._releasing is not None:
@@ -339,7 +348,7 @@ class _Role:
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
         went_back = not step.peers  # whoever starts anew starts from what it has come to
         if current and (went_back or step.step % self._peer.checkpoint_every == 0):
-            self._save()
+            self._saving.save()
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
@@ -354,7 +363,8 @@ class _Role:
         """Record and keep what the last round has led to."""
         self._disk_due = 0.0
         self.record_done()
-        self._save()
+        self._saving.save()
+        self._saving.finish(wait=True)
         if self._publisher is not None:
             self._emit(State(text="pushing the last state to the Hub"))
             self._publisher.close()
@@ -368,18 +378,8 @@ class _Role:
             self._auditing.close()
         self._hosting.close()
         self._evaluator.close()
+        self._saving.close()
         self._lasting.close()
-
-    def _save(self) -> None:
-        """Keep the current state, and that of the step which is still being evaluated."""
-        if self._me.optimizer.state.info == self._saved:
-            return
-        try:
-            tensors, info = self._me.optimizer.state.copy()
-            self._lasting.checkpoint((tensors, info), self._evaluator.under_way)
-            self._saved = info
-        except (UserError, ValueError) as error:  # a full disk must not end the run
-            _log.warning("no checkpoint of step %d: %s", self._me.optimizer.step, error)
 
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""

@@ -12,6 +12,7 @@ from dedloc_kit.coordinator.lasting import LastingRecord, despite_a_full_disk
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
+from dedloc_kit.experts.state import MixedState
 from dedloc_kit.records import Evaluation, GlobalStep
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.steering.divergence import Divergence, far_above
@@ -77,6 +78,9 @@ class Evaluator:
         elif self._driven is not None and not (suspected or self._suspicious):
             self._position = self._state.position
             self._running = self._thread.submit(self._measure_there, self._driven)
+        elif isinstance(self._state, MixedState):  # nobody waits until what others have of it is here
+            self._position = self._state.position
+            self._running = self._thread.submit(self._measure_here)
         else:
             model, self._position = self._state.snapshot()
             self._running = self._thread.submit(self._task.evaluate, model)
@@ -144,6 +148,10 @@ class Evaluator:
         if told is not None and not self._divergence.doubts(told.loss):
             self._claimed = True
             return told
+        return self._measure_here()
+
+    def _measure_here(self) -> Measured:
+        """Of the moment."""
         model, self._position = self._state.snapshot()
         return self._task.evaluate(model)
 

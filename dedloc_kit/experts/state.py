@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,8 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.experts.network import Network
+from dedloc_kit.experts.refused import Refused
+from dedloc_kit.experts.stored import Stored
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import ExpertsConfig, RunConfig
 from dedloc_kit.training.checkpoint import Found
@@ -29,8 +31,9 @@ ATTEMPTS = 3
 """At fetching the experts that others hold before the swarm goes on."""
 _EXPERTS, _MODEL = "experts.", "model."
 
-Fetch = Callable[[Sequence[ExpertName], int], Mapping[ExpertName, State]]
-"""Those of these experts that others have as they were after this global step."""
+Take = Callable[[ExpertName, State], object]
+Fetch = Callable[[Sequence[ExpertName], int, Take], object]
+"""Gives those of these experts that others have as they were after this global step, one after the other."""
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -54,24 +57,48 @@ class MixedState(TrainingState):
         assert run.experts is not None
         self._names = names_of(run.experts)
         self.bank = Bank(run)
-        self._elsewhere: dict[ExpertName, State] = {}
-        self._fetch: Fetch = lambda names, step: {}
+        self._stored = Stored(None, run.run_id)
+        self._fetch: Fetch = lambda names, step, take: None
         self._begin_anew: Callable[[], object] = lambda: None
         self._fetching = threading.Lock()
-        self.keeping = Keeping(self.bank, run, self.rate_of, parted=self._elsewhere.__setitem__)
+        self._renewed = -1
+        self.keeping = Keeping(self.bank, run, self.rate_of, parted=lambda name, state: self._stored.put(name, state))
 
-    def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object]) -> None:
-        """Others hold some of the experts.
+    def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object], stored: Stored) -> None:
+        """Others are going to hold some of the experts.
 
         :param fetch: how these are had
         :param begin_anew: told when all are here again, of an earlier state
+        :param stored: for copies of them
         """
-        self._fetch, self._begin_anew = fetch, begin_anew
+        self._fetch, self._begin_anew, self._stored = fetch, begin_anew, stored
+
+    def renew_one(self) -> None:
+        """Fetch one of the experts that others keep, each in its turn, if it has learned since it was fetched last."""
+        self._stored.write()
+        with self._fetching:
+            kept, step, count = self.keeping.kept, self.step, len(self._names)
+            for place in range(self._renewed + 1, self._renewed + 1 + count):
+                name = self._names[place % count]
+                if name not in kept and not self._has(name, step):
+                    self._renewed = place % count
+                    self._fetch([name], step, self._store)
+                    return
+
+    def _has(self, name: ExpertName, step: int) -> bool:
+        copy = self._stored.get(name)
+        return copy is not None and copy[1] == step
+
+    def _store(self, name: ExpertName, state: State) -> None:
+        self._stored.put(name, state)
+        self._stored.write()
 
     def known(self, name: ExpertName) -> State:
         """An expert that nobody has any more, as it was known last: what it has learned since is lost, and it goes on
         with the step that the others are at."""
-        tensors, step = self._elsewhere[name]
+        copy = self._stored.get(name)
+        assert copy is not None, "an expert that is not here was here"
+        tensors, step = copy
         newest = max(step, self.keeping.step)
         _log.warning("the expert %s is lost with all who had it: it goes back by %d steps", name, newest - step)
         return tensors, newest
@@ -81,6 +108,10 @@ class MixedState(TrainingState):
 
         :param samples: of all trainers in that step
         """
+        for name, (tensors, known) in self._stored.of_earlier(self.keeping.kept):
+            # The swarm has gone on without this machine, which may have begun again from before its newest copy.
+            if any(here < known < step for here in self.bank.steps([name])):
+                self.bank.load(name, tensors, known)
         self.keeping.stepped(step, samples)
 
     @contextmanager
@@ -103,14 +134,17 @@ class MixedState(TrainingState):
         """A copy of the trunk, all experts, and whether they are of its step: the swarm may go on while those that
         others hold are fetched."""
         for _ in range(ATTEMPTS):
-            with self._settled():
-                copied, position, info = trunk(), self.position, self.info
-                experts = {name: self.bank.state(name) for name in self.keeping.kept}
             with self._fetching:
+                with self._settled():
+                    copied, position, info = trunk(), self.position, self.info
+                    experts = dict[ExpertName, State]()
+                    for name in self.keeping.kept:
+                        with suppress(Refused):  # it has just gone
+                            experts[name] = self.bank.state(name)
                 away = [name for name in self._names if name not in experts]
-                old = [name for name in away if self._elsewhere.get(name, ({}, -1))[1] != position.step]
-                self._elsewhere |= self._fetch(old, position.step) if old else {}
-                experts |= {name: self._elsewhere[name] for name in away if name in self._elsewhere}
+                if old := [name for name in away if not self._has(name, position.step)]:
+                    self._fetch(old, position.step, self._store)
+                experts |= {name: copy for name in away if (copy := self._stored.get(name)) is not None}
             if complete := all(name in experts and experts[name][1] == position.step for name in self._names):
                 break
         return copied, position, info, experts, complete
@@ -160,6 +194,7 @@ class MixedState(TrainingState):
         self.check_named(tensors, info)
         trunk, experts = _divided(tensors)
         super().go_back(trunk, info, receipt, rate)
+        self._stored.clear()
         self._load_experts(experts, receipt.step)
         self._begin_anew()
 
@@ -179,10 +214,10 @@ def _frozen(settings: ExpertsConfig, experts: Mapping[ExpertName, Mapping[str, T
     """Of what each expert has; raises ValueError for one that lacks something."""
     networks = {}
     for name, tensors in experts.items():
-        network = Network(settings.width, settings.hidden, 0)
+        network = Network(settings.width, settings.hidden, 0)  # whose tensors give way to those that are there
         own = {key.removeprefix(_MODEL): tensor for key, tensor in tensors.items() if key.startswith(_MODEL)}
         try:
-            network.load_state_dict(own)
+            network.load_state_dict(own, assign=True)
         except RuntimeError:
             raise ValueError(f"it does not hold the expert {name}") from None
         networks[name] = network

@@ -164,6 +164,15 @@ class Mixed(Task, Protocol):
         """What in the run's settings is against it, with the fix; empty if nothing is."""
         ...
 
+    def why_unwritten(self) -> str:
+        """Why no architecture of a library is such a model with experts, with the fix; empty if there is one."""
+        ...
+
+    def as_stock(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones); raises
+        UserError if it does not tell the same."""
+        ...
+
 
 def why_unchecked(task: Task) -> str:
     """Why the gradients of a task cannot be computed again, in one line; empty if they can."""

@@ -24,7 +24,7 @@ from dedloc_kit.tasks.text.output_loss import output_loss
 from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.tasks.text.parts import Cut, check_divisible, copies
 from dedloc_kit.tasks.text.stage import DecoderStage
-from dedloc_kit.tasks.text.stock import stock
+from dedloc_kit.tasks.text.stock import stock, why_not_stock
 
 _USAGE = """\
 from transformers import pipeline
@@ -79,6 +79,13 @@ class Causal(PackedTask):
         if self.options.start:
             return "task.start is a whole model, which has no experts; remove the start"
         return ""
+
+    def why_unwritten(self) -> str:
+        return why_not_stock(self.config().model_type)
+
+    def as_stock(self, model: nn.Module) -> nn.Module:
+        assert self.run.experts is not None
+        return stock(model, self.run.experts)
 
     def why_undivided(self) -> str:
         assert self.run.pipeline is not None
@@ -192,7 +199,7 @@ class Causal(PackedTask):
         UserError if there is none.
         """
         if self.run.experts is not None:
-            model = stock(model, self.run.experts)
+            model = self.as_stock(model)
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

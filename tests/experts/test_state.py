@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,54 +9,24 @@ import torch
 from dedloc_kit.coordinator.resuming import resume
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts import state as module
-from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
-from dedloc_kit.experts.keeping import State
-from dedloc_kit.experts.state import MixedState
-from dedloc_kit.records import Receipt
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.state import Take
+from dedloc_kit.experts.stored import Stored
 from dedloc_kit.training.checkpoint import Checkpoints
-from dedloc_kit.training.optimizers.build import build_optimizer
+from tests.experts.mixed_states import (
+    EXPERT,
+    RUN,
+    TASK,
+    fresh,
+    given_away,
+    hosted,
+    receipt,
+    same,
+    step,
+    teach,
+    trunk_steps,
+)
 from tests.tiny import WIDTH
-from tests.tiny_mixed import TinyMixed, mixed_run
-
-RUN = mixed_run()
-TASK = TinyMixed(RUN)
-EXPERT = ExpertName(0, 1, 2)
-
-
-def fresh() -> MixedState:
-    groups = TASK.parameter_groups
-    state = MixedState(TASK.build_model(), lambda model: build_optimizer(RUN.optimizer, groups(model, 0.01)), RUN)
-    state.bank.hold_all()
-    return state
-
-
-def receipt(step: int, **values: Any) -> Receipt:
-    return Receipt(step=step, round=f"{step:040x}", time=1.0, seconds=1.0, signed=(), **values)
-
-
-def trunk_steps(state: MixedState) -> int:
-    """Let the trunk take one; returns its number."""
-    state.apply(torch.ones(state.layout.size), receipt(state.step + 1))
-    return state.step
-
-
-def teach(state: MixedState) -> None:
-    """Gradients of ten samples for the next step."""
-    inputs = {EXPERT.cell: torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))}
-    with counting(Microbatch(state.step + 1, 10)):
-        answers = state.bank.forward(EXPERT.layer, inputs, keep=True)
-    state.bank.backward(EXPERT.layer, answers.ticket, inputs)
-
-
-def step(state: MixedState) -> None:
-    """One with all that belongs to it."""
-    teach(state)
-    state.take(trunk_steps(state), 40)
-
-
-def same(one: MixedState, other: MixedState) -> bool:
-    (mine, info), (theirs, their_info) = one.copy(), other.copy()
-    return info == their_info and all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
 def test_a_coordinator_that_starts_again_has_trunk_and_experts_of_the_same_step(tmp_path: Path) -> None:
@@ -131,7 +100,7 @@ def test_going_back_takes_the_experts_along() -> None:
     tensors, info = state.copy()
     step(state)
     told = list[int]()
-    state.have_hosts(lambda names, step: {}, lambda: told.append(state.bank.steps([EXPERT])[0]))
+    hosted(state, lambda names, step, take: None, lambda: told.append(state.bank.steps([EXPERT])[0]))
     state.go_back(tensors, info, receipt(3), 0.5)
     assert told == [3], "hosts begin anew with what is here then"
     found, now = state.copy()
@@ -174,15 +143,16 @@ def test_a_checkpoint_holds_what_others_keep_as_it_was_after_the_same_step_or_th
     asked = list[tuple[list[ExpertName], int]]()
     host = right.bank.state(EXPERT)
 
-    def fetch(names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
+    def fetch(names: Sequence[ExpertName], step: int, take: Take) -> None:
         asked.append((list(names), step))
-        return {EXPERT: (host[0], step - 1)} if len(asked) == 1 else {}
+        if len(asked) == 1:
+            take(EXPERT, (host[0], step - 1))
 
-    state.have_hosts(fetch, lambda: None)
+    hosted(state, fetch)
     with pytest.raises(ValueError, match="not all hosts"):
         state.copy()
     assert asked == [([EXPERT], 2)] * module.ATTEMPTS
-    state.have_hosts(lambda names, step: {EXPERT: (host[0], step)}, lambda: None)
+    hosted(state, lambda names, step, take: take(EXPERT, (host[0], step)))
     found, _ = state.copy()
     assert all(torch.equal(found[f"experts.{EXPERT}.{key}"], each) for key, each in host[0].items())
     _, position = state.snapshot()
@@ -191,3 +161,58 @@ def test_a_checkpoint_holds_what_others_keep_as_it_was_after_the_same_step_or_th
     tensors, newest = state.known(EXPERT)
     assert newest == 3, "what it has learned since is lost, and it goes on with the others"
     assert torch.equal(tensors["model.up"], host[0]["model.up"])
+
+
+def test_of_experts_that_others_keep_one_after_the_other_is_fetched_if_it_has_learned_since() -> None:
+    state, asked = fresh(), list[tuple[list[ExpertName], int]]()
+    hosted(state, lambda names, step, take: asked.append((list(names), step)))
+    state.renew_one()
+    assert not asked, "all are here"
+    for name in (first := state.bank.names[1], EXPERT):
+        state.keeping.hold(name, state.bank.state(name))
+        state.keeping.drop(name)
+    state.renew_one()
+    assert not asked, "what is known of them is of this step"
+    trunk_steps(state)
+    for _ in range(3):
+        state.renew_one()
+    assert asked == [([first], 1), ([EXPERT], 1), ([first], 1)], "who does not give one holds up no other"
+
+
+def test_an_organizer_that_begins_again_behind_the_swarm_goes_on_from_its_newest_copies(tmp_path: Path) -> None:
+    folder = tmp_path / "experts"
+    state, again = fresh(), fresh()
+    state.have_hosts(lambda *_: None, lambda: None, Stored(folder, RUN.run_id))
+    for each in (state, again):
+        step(each)
+    found, info = again.copy()
+    step(state)
+    right = state.bank.state(EXPERT)[0]
+    given_away(state)
+    state.renew_one()
+    assert [path.name for path in folder.iterdir()] == [f"{EXPERT}.safetensors"]
+
+    later = fresh()
+    later.load_named(found, info)
+    later.have_hosts(lambda *_: None, lambda: None, Stored(folder, RUN.run_id))
+    later.take(3, 40)  # the swarm has taken two steps since the checkpoint
+    expected = fresh()
+    expected.bank.load(EXPERT, right, 2)
+    expected.bank.take(3, 40, expected.rate_of(3))
+    assert torch.equal(later.bank.state(EXPERT)[0]["model.up"], expected.bank.state(EXPERT)[0]["model.up"])
+    assert not list(folder.iterdir())
+
+
+def test_an_organizer_that_begins_again_alone_takes_no_copy_of_a_later_step(tmp_path: Path) -> None:
+    state, alone = fresh(), fresh()
+    state.have_hosts(lambda *_: None, lambda: None, Stored(tmp_path, RUN.run_id))
+    found, info = state.copy()
+    step(state)
+    given_away(state)
+    state.renew_one()
+    later = fresh()
+    later.load_named(found, info)
+    later.have_hosts(lambda *_: None, lambda: None, Stored(tmp_path, RUN.run_id))
+    for each in (later, alone):
+        each.take(trunk_steps(each), 40)
+    assert same(later, alone)

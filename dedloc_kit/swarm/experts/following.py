@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from dedloc_kit.experts.calls import ExpertName
@@ -51,9 +51,11 @@ class Following:
         self.arriving: set[ExpertName] = set()
         self.moved: set[ExpertName] = set()
 
-    async def fetch(self, peer: str, names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
-        """Those of these that a peer has as they were after this step; raises NoCopies."""
-        wanted, found = self._wanted(dict.fromkeys(names, step), follow=False), dict[ExpertName, State]()
+    async def fetch(
+        self, peer: str, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]
+    ) -> None:
+        """Take those of these that a peer has as they were after this step, one after the other; raises NoCopies."""
+        wanted = self._wanted(dict.fromkeys(names, step), follow=False)
         with _failing(peer):
             async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
                 listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
@@ -65,8 +67,7 @@ class Following:
                             raise ValueError("an expert of another step")
                         tensors = await listening.heard(self._coder.receive_state(stream))
                         self._keeping.bank.check(name, tensors)
-                        found[name] = tensors, step
-        return found
+                        await asyncio.to_thread(take, name, (tensors, step))
 
     async def follow(self, peer: str, names: Sequence[ExpertName]) -> None:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""

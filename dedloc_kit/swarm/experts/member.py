@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +48,9 @@ LOOK_SECONDS, FETCH_SECONDS, LEAVE_SECONDS = 10.0, 300.0, 15.0
 """For a look at who has what before anything is said to be here, for others' experts to come, and for those of a peer
 that leaves to go."""
 
+NEW_SECONDS = 60.0
+"""For which a host that has come stands in alone: many who come leave again at once."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,12 +60,14 @@ class Held:
 
     :ivar room: bytes of memory for what it is assigned
     :ivar known: of the organizer: how an expert is that nobody has any more
+    :ivar lines: of the organizer: bytes per second that others have sent, by peer id
     :ivar changed: told how many are kept here and of how many there are copies, when others are than before
     """
 
     keeping: Keeping
     room: int = 0
     known: Callable[[ExpertName], State] | None = None
+    lines: Callable[[], Mapping[str, float | None]] = dict
     changed: Callable[[int, int], object] = lambda *_: None
 
 
@@ -166,8 +171,8 @@ class ExpertMember:
         running = self._loop.start(hosting.run())
         stack.callback(running.cancel)
 
-    def fetch(self, names: Sequence[ExpertName], step: int) -> dict[ExpertName, State]:
-        """As many of these experts as others have as they were after a global step."""
+    def fetch(self, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]) -> None:
+        """Take as many of these experts as others have as they were after a global step, of all peers at once."""
         of_peers: dict[str, list[ExpertName]] = {}
         holders = self._holders()
         for copies in (False, True):
@@ -177,17 +182,15 @@ class ExpertMember:
                 has = (peer for peer, host in holders.items() if name in (host.copies if copies else host.keeps))
                 if (peer := next(has, None)) is not None:
                     of_peers.setdefault(peer, []).append(name)
-        fetching: list[Future[dict[ExpertName, State]]] = [
-            self._loop.start(self._following.fetch(peer, wanted, step)) for peer, wanted in of_peers.items()
+        fetching: list[Future[None]] = [
+            self._loop.start(self._following.fetch(peer, wanted, step, take)) for peer, wanted in of_peers.items()
         ]
-        found: dict[ExpertName, State] = {}
         for each in fetching:
             try:
-                found |= each.result(FETCH_SECONDS)
-            except (NoCopies, TimeoutError) as failure:
+                each.result(FETCH_SECONDS)
+            except (NoCopies, TimeoutError, CancelledError) as failure:
                 each.cancel()
                 _log.warning("%s", failure or "a host takes too long to give its experts")
-        return found
 
     def begin_anew(self) -> None:
         """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
@@ -225,13 +228,18 @@ class ExpertMember:
         return self._assigned
 
     def _plan(self) -> tuple[Plan, str]:
+        assert self._held is not None
         if self._planner is not None:
-            before = self._planner.said
-            self._planner.look(self.offers.others(), self._saying())
+            before, others, now = self._planner.said, self.offers.others(), time.monotonic()
+            new = {
+                peer
+                for peer, offer in others.items()
+                if now < self.offers.first_seen(peer, offer.session) + NEW_SECONDS
+            }
+            self._planner.look(others, self._saying(), self._held.lines(), new)
             if self._planner.said != before:
                 self.offers.tell()
             return self._planner.plan, self._organizer
-        assert self._held is not None
         return plan_of(self._said, self._held.keeping.names), self._organizer
 
     def _holders(self) -> dict[str, Holder]:

@@ -23,17 +23,24 @@ _STOCK = {"llama": "qwen2_moe", "qwen2": "qwen2_moe", "qwen3": "qwen3_moe"}
 _TRIED_TOKENS = 64
 
 
+def why_not_stock(architecture: str) -> str:
+    """Why transformers has no such architecture with experts, in one line with the fix; empty if it has one."""
+    if architecture in _STOCK:
+        return ""
+    return (
+        f"transformers has no {architecture} with experts, so this model is not written for it; a task.architecture "
+        f"for which it has one is {', '.join(_STOCK)}"
+    )
+
+
 def stock(model: Any, settings: ExpertsConfig) -> nn.Module:
     """A model of transformers that tells the same as one with experts, to which `Frozen` ones are connected.
 
     Raises UserError if transformers has none.
     """
-    theirs = _STOCK.get(model.config.model_type)
-    if theirs is None:
-        raise UserError(
-            f"transformers has no {model.config.model_type} with experts, so this model is not written for it; a "
-            f"task.architecture for which it has one is {', '.join(_STOCK)}"
-        )
+    if why := why_not_stock(model.config.model_type):
+        raise UserError(why)
+    theirs = _STOCK[model.config.model_type]
     with torch.random.fork_rng(devices=[]):  # what it draws is replaced
         made: Any = DECODERS.automatic.from_config(_config(model, settings, theirs), dtype=torch.float32).eval()
     try:

@@ -293,16 +293,22 @@ def test_the_organizer_fetches_experts_of_the_last_two_steps_and_waits_for_the_n
         for step in (1, 2):
             these.step(step)
         fetch = these[ORGANIZER].following.fetch
+        found = dict[ExpertName, State]()
         for step in (1, 2):
-            found, right = these.run(fetch("a", NAMES, step)), plain(*range(1, step + 1))
+            found.clear()
+            these.run(fetch("a", NAMES, step, found.__setitem__))
+            right = plain(*range(1, step + 1))
             assert found.keys() == set(NAMES)
             for name, (tensors, at) in found.items():
                 assert at == step
                 assert all(torch.equal(tensors[key], each) for key, each in right.bank.state(name)[0].items())
-        assert these.run(fetch("a", NAMES, 0)) == {}
-        coming = these.loop.start(fetch("a", NAMES, 3))
+        found.clear()
+        these.run(fetch("a", NAMES, 0, found.__setitem__))
+        assert not found
+        coming = these.loop.start(fetch("a", NAMES, 3, found.__setitem__))
         these.step(3)
-        assert {step for _, step in coming.result(SECONDS).values()} == {3}
+        coming.result(SECONDS)
+        assert {step for _, step in found.values()} == {3}
 
 
 def test_strangers_get_no_experts() -> None:
@@ -311,5 +317,5 @@ def test_strangers_get_no_experts() -> None:
         with pytest.raises(NoCopies):
             these.run(stranger.following.follow(ORGANIZER, NAMES))
         with pytest.raises(NoCopies):
-            these.run(stranger.following.fetch(ORGANIZER, NAMES, 0))
+            these.run(stranger.following.fetch(ORGANIZER, NAMES, 0, lambda *_: None))
         assert not stranger.keeping.bank.names

@@ -82,6 +82,47 @@ def test_an_organizer_that_starts_again_leaves_everything_where_it_is() -> None:
     assert plan(NAMES, hosts, Plan()) == before
 
 
+def test_who_has_a_slow_line_keeps_fewer_and_copies_by_its_room() -> None:
+    made = settled({"a": Holder(24), "b": Holder(24, line=0.25), "c": Holder(24)})
+    counts = Counter(made.keepers.values())
+    assert counts["b"] <= 2
+    assert abs(counts["a"] - counts["c"]) <= 2
+    assert Counter([*made.keepers.values(), *made.stand_ins.values()])["b"] >= 7
+    slower = settled({"a": Holder(24), "b": Holder(24, line=0.25, keeps=NAMES)}, Plan(dict.fromkeys(NAMES, "b")))
+    assert Counter(slower.keepers.values()) == {"a": 10, "b": 2}, "who keeps more than its line takes gives some"
+
+
+def test_who_has_just_come_stands_in_and_keeps_only_what_a_host_kept_that_is_gone() -> None:
+    new = {"a": Holder(20, new=True), "b": Holder(20, new=True)}
+    first = settled(new)
+    assert not first.keepers, "the organizer does"
+    assert Counter(first.stand_ins.values()) == {"a": 6, "b": 6}
+    then = settled({peer: replace(host, new=False) for peer, host in new.items()}, first)
+    assert Counter(then.keepers.values()) == Counter(then.stand_ins.values()) == {"a": 6, "b": 6}
+    assert all(then.keepers[name] == peer for name, peer in first.stand_ins.items()), "nothing is sent for that"
+
+    alone = settled({"a": Holder(20)})
+    later = settled({"a": Holder(20, keeps=NAMES), "b": new["b"]}, alone)
+    assert later.keepers == alone.keepers
+    assert set(later.stand_ins.values()) == {"b"}
+    assert set(settled({"b": new["b"]}, later).keepers.values()) == {"b"}
+
+
+def test_a_line_counts_beside_the_usual_one_and_no_word_of_its_host_makes_it_any_larger() -> None:
+    planner = Planner(NAMES, 1)
+    offers = {peer: offer([], room=100) for peer in "abc"}
+
+    def kept(lines: dict[str, float | None], names: dict[str, Holder] | None = None) -> dict[str, int]:
+        planner.plan = Plan()
+        planner.look(offers, names or {peer: Holder() for peer in offers}, lines, ())
+        return Counter(planner.plan.keepers.values())
+
+    assert kept({}) == {"a": 4, "b": 4, "c": 4}
+    assert kept({"a": 1e6, "b": 1e6, "c": 1e12}) == {"a": 2, "b": 2, "c": 8}
+    assert kept({"a": 1e6, "b": 1e6, "c": 3e6}) == {"a": 2, "b": 2, "c": 8}, "it is not yet another one"
+    assert kept({"a": 1e6, "b": 1e6, "c": 1e6}) == {"a": 4, "b": 4, "c": 4}
+
+
 def test_the_planner_counts_by_bytes_and_leaves_out_who_leaves_or_has_no_room() -> None:
     planner = Planner(NAMES, 100)
     offers = {
@@ -89,7 +130,7 @@ def test_the_planner_counts_by_bytes_and_leaves_out_who_leaves_or_has_no_room() 
         "b": offer([], room=1000, state="leaving"),
         "c": offer([]),
     }
-    planner.look(offers, {peer: Holder() for peer in offers})
+    planner.look(offers, {peer: Holder() for peer in offers}, {}, ())
     assert Counter(planner.plan.keepers.values()) == {"a": 4}
     assert planner.said is not None
     assert plan_of(planner.said, NAMES) == planner.plan
@@ -100,13 +141,13 @@ def test_after_the_run_has_gone_back_who_still_holds_what_it_has_left_gets_nothi
     planner = Planner(NAMES, 1)
     offers = {peer: offer([], room=100) for peer in "ab"}
     old, empty = Holder(keeps=set(NAMES)), Holder()
-    planner.look(offers, {"a": old, "b": empty})
+    planner.look(offers, {"a": old, "b": empty}, {}, ())
     assert set(planner.plan.keepers.values()) == {"a"}
     planner.begin_anew({"a": old, "b": empty})
-    planner.look(offers, {"a": old, "b": empty})
+    planner.look(offers, {"a": old, "b": empty}, {}, ())
     assert planner.stale == {"a"}
     assert set(planner.plan.keepers.values()) == {"b"}
-    planner.look(offers, {"a": empty, "b": Holder(keeps=set(NAMES))})
+    planner.look(offers, {"a": empty, "b": Holder(keeps=set(NAMES))}, {}, ())
     assert not planner.stale
     assert set(planner.plan.stand_ins.values()) == {"a"}
 
@@ -123,7 +164,7 @@ def test_the_largest_assignment_fits_into_a_record_and_of_more_experts_none_is_a
     assert names_in(sent.copies, (32, 32)) == set(names)
     assert len(MSGPackSerializer.dumps(sent.model_dump())) < HOSTS.bytes - 1000
     planner = Planner([*names, ExpertName(2, 0, 0)], 1)
-    planner.look({"a": offer([], room=10**6)}, {"a": Holder()})
+    planner.look({"a": offer([], room=10**6)}, {"a": Holder()}, {}, ())
     assert planner.plan == Plan()
 
 

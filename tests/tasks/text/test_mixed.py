@@ -9,6 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.lib.mixture import PlainLoop
+from dedloc_kit.blocks.manifest import describe_folder
+from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights import load, read
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed
@@ -16,15 +19,13 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
 from dedloc_kit.records import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run import PeerConfig, RunConfig, parse_run
+from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.microbatch import pieces
-from tests.text_runs import MODEL, text_run, write_text
-
-EXPERTS = {"layers": [1], "grid": [2, 2], "width": MODEL["hidden_size"], "hidden": 24}
+from tests.text_runs import MODEL, mixed, text_run, write_text
 
 
 def fail(text: str) -> None:
@@ -36,11 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_text(folder)
     return folder
-
-
-def mixed(run: RunConfig, **experts: Any) -> RunConfig:
-    exact = run.model_copy(update={"averaging": run.averaging.model_copy(update={"overlap": False})})
-    return parse_run({**exact.model_dump(mode="json"), "experts": {**EXPERTS, **experts}})
 
 
 def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(folder: Path) -> None:
@@ -185,7 +181,7 @@ def checkpoint(loop: PlainLoop) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_a_checkpoint_is_written_as_a_model_of_transformers_that_tells_the_same_and_goes_on_with_a_sentence(
+def test_a_checkpoint_is_written_as_a_model_of_transformers_that_tells_the_same_and_is_served_in_spans(
     folder: Path, tmp_path: Path, architecture: str
 ) -> None:
     run = mixed(
@@ -198,6 +194,13 @@ def test_a_checkpoint_is_written_as_a_model_of_transformers_that_tells_the_same_
     with as_folder(str(tmp_path / "step.safetensors"), run) as written_to:
         model: Any = Pretrained(written_to, 32).language_model()
         tokenizer = AutoTokenizer.from_pretrained(written_to)
+        manifest, hidden = describe_folder(Path(written_to)), torch.randn(2, 5, 32)
+        served = hidden
+        for span in (Span(model.config, 0, 1), Span(model.config, 1, 3)):
+            names = span.wanted(manifest.tensors)
+            load(span, span.merged(names, read(Path(written_to), manifest, names)), "float32")
+            served = span(served, None, torch.arange(5)[None])
+        torch.testing.assert_close(served, Span.of(model, 0, 3)(hidden, None, torch.arange(5)[None]))
     given = tokenizer("the river bank", return_tensors="pt")
     ours: Any = loop.model.eval()
     with torch.no_grad():

@@ -1,0 +1,90 @@
+"""Experts that others keep, as they were last known: on the disk, for the memory may not hold all of a run."""
+
+import logging
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.keeping import State
+from dedloc_kit.records import StateInfo
+from dedloc_kit.training.checkpoint import load, save
+
+_log = logging.getLogger(__name__)
+
+
+class Stored:
+    """Of each expert the newest copy, in memory until it is written to a file, which is whole or not there.
+
+    From any thread. Of what is written the tensors are those of the file, read from there when they are needed, also
+    when it has given way to a newer one.
+
+    :param folder: also of an earlier process of the same run; with none everything stays in memory
+    """
+
+    def __init__(self, folder: Path | None, run_id: str) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._copies: dict[ExpertName, State] = {}
+        self._unwritten: set[ExpertName] = set()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._earlier = folder is not None and folder.is_dir()
+
+    def put(self, name: ExpertName, state: State) -> None:
+        """Keep this in place of what was kept of the expert."""
+        with self._lock:
+            self._copies[name] = state
+            self._unwritten.add(name)
+
+    def write(self) -> None:
+        """Write to the disk what is in memory alone; what cannot be written stays there."""
+        with self._writing:
+            with self._lock:
+                unwritten = sorted(self._unwritten) if self._folder is not None else []
+            for name in unwritten:
+                tensors, step = state = self._copies[name]
+                path = self._path(name)
+                try:
+                    save(path, tensors, StateInfo(run_id=self._run_id, step=step, rounds=()))
+                    written = load(path)[0], step
+                except (UserError, ValueError, OSError) as error:
+                    _log.warning("a copy of the expert %s stays in memory: %s", name, error)
+                    continue
+                with self._lock:
+                    if self._copies[name] is state:
+                        self._copies[name] = written
+                        self._unwritten.discard(name)
+
+    def get(self, name: ExpertName) -> State | None:
+        """What this process has kept of it."""
+        return self._copies.get(name)
+
+    def of_earlier(self, names: Collection[ExpertName]) -> Iterator[tuple[ExpertName, State]]:
+        """What an earlier process has kept of these; all that it has left goes then. Once."""
+        if self._folder is None or not self._earlier:
+            return
+        self._earlier = False
+        for name in names:
+            if name not in self._copies and self._path(name).exists():
+                try:
+                    tensors, info = load(self._path(name))
+                except (ValueError, OSError) as error:
+                    _log.warning("%s", error)
+                    continue
+                if info.run_id == self._run_id:
+                    yield name, (tensors, info.step)
+        for path in set(self._folder.glob("*.safetensors")) - {self._path(name) for name in self._copies}:
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Have none any more."""
+        with self._writing, self._lock:
+            self._copies.clear()
+            self._unwritten.clear()
+            self._earlier = False
+            for path in self._folder.glob("*.safetensors") if self._folder is not None else ():
+                path.unlink(missing_ok=True)
+
+    def _path(self, name: ExpertName) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{name}.safetensors"

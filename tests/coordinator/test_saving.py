@@ -1,0 +1,96 @@
+"""Checkpoints of a state of which others have parts."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.coordinator import saving as module
+from dedloc_kit.coordinator.evaluator import Evaluator
+from dedloc_kit.coordinator.lasting import LastingRecord
+from dedloc_kit.coordinator.saving import Saving
+from dedloc_kit.events import AnyEvent, Evaluated
+from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.state import Take
+from tests.experts.mixed_states import EXPERT, RUN, TASK, fresh, given_away, hosted, step
+
+SECONDS = 60.0
+
+
+class Gathered:
+    """A state of which a host has an expert, and gives it when it is let."""
+
+    def __init__(self) -> None:
+        self.state, self._all = fresh(), fresh()
+        self.asked, self.let = threading.Event(), threading.Event()
+        given_away(self.state)
+        hosted(self.state, self._fetch)
+
+    def step(self) -> None:
+        for each in (self.state, self._all):
+            step(each)
+
+    def _fetch(self, names: Sequence[ExpertName], step: int, take: Take) -> None:
+        copy = self._all.bank.state(EXPERT)
+        self.asked.set()
+        assert self.let.wait(SECONDS)
+        take(EXPERT, copy)
+
+
+@pytest.fixture
+def gathered() -> Iterator[Gathered]:
+    made = Gathered()
+    yield made
+    made.let.set()
+
+
+def steps_of(lasting: LastingRecord) -> list[int]:
+    return [int(path.stem.removeprefix("step-")) for path in lasting.checkpoints.kept()]
+
+
+def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_follows(
+    tmp_path: Path, gathered: Gathered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSES", 1e9)
+    lasting = LastingRecord(tmp_path, keep=3)
+    saving = Saving(gathered.state, lasting, lambda: None)
+    gathered.step()
+    saving.save()
+    assert gathered.asked.wait(SECONDS)
+    saving.finish()
+    assert steps_of(lasting) == []
+    gathered.step()
+    saving.save()
+    gathered.let.set()
+    saving.finish(wait=True)
+    assert steps_of(lasting) == [2, 1]
+    gathered.asked.clear()
+    gathered.step()
+    saving.save()
+    assert not gathered.asked.is_set(), "for so soon again there are other things to do"
+    saving.finish(wait=True)
+    assert steps_of(lasting) == [3, 2, 1]
+    found = lasting.checkpoints.newest()
+    assert found is not None
+    fresh().check_named(*found)
+    saving.close()
+    lasting.close()
+
+
+def test_no_measurement_waits_for_it_either(tmp_path: Path, gathered: Gathered) -> None:
+    lasting, heard = LastingRecord(tmp_path, keep=3), list[AnyEvent]()
+    lasting.begin(None)
+    evaluator = Evaluator(RUN, TASK, gathered.state, lasting, heard.append)
+    gathered.step()
+    evaluator.start()
+    assert gathered.asked.wait(SECONDS)
+    evaluator.finish()
+    assert not heard
+    gathered.let.set()
+    evaluator.finish(wait=True)
+    right = fresh()
+    step(right)
+    assert heard == [Evaluated(step=1, loss=TASK.evaluate(right.snapshot()[0]).loss, metrics={})]
+    evaluator.close()
+    lasting.close()
