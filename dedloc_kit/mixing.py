@@ -166,6 +166,7 @@ def asking(me: SwarmPeer, known: Sequence[str], room: int, emit: Callable[[AnyEv
     member = _member(me, known, None if keeping is None else Held(keeping, room, changed=_telling(emit)))
     with member.serving() as experts:
         connect(me.optimizer.state.model, experts)  # the replicas are copies of it
+        me.optimizer.confirms(experts.answered)
         yield Mixing(run.experts.layers, experts, member, emit, keeping)
 
 

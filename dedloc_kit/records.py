@@ -85,6 +85,8 @@ class Record(BaseModel):
 
 
 MAX_LOSS = 1e9
+MAX_CONFIRMED = 16
+"""Hosts in one contribution: so it stays small, and in the next steps there is room for others."""
 
 
 class Contribution(Record):
@@ -107,6 +109,9 @@ class Contribution(Record):
     decay_order: Base64 = ""
     """The organizer's signed order that the learning rate falls from this global step on, a `DecayOrder`: whoever has
     heard of it brings it. As text, for no signature may stand within another."""
+    answered: Annotated[dict[PeerId, Count], Field(max_length=MAX_CONFIRMED)] = {}
+    """Tokens that hosts of experts have answered for this peer since it started, forward and backward, once for each
+    expert that they went to; of some of the hosts, where there are more."""
 
 
 class DecayOrder(Record):
