@@ -10,6 +10,11 @@ EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
     events.Loading(received_bytes=5, total_bytes=10),
     events.Hosted(kept=3, copies=2),
+    events.ExpertsState(
+        grid=(1, 2),
+        layers=(ExpertLayer(layer=4, keepers=(0, None), stand_ins=(None, 0), tokens=(7, 0)),),
+        hosts=(ExpertHost(peer="Qm1", name="Asha", organizer=False, kept=1, copies=1),),
+    ),
     events.Joined(
         run_id="demo-0123456789abcdef",
         peer="12D3Koo",
