@@ -3,6 +3,7 @@
 import pytest
 
 from dedloc_kit import events
+from dedloc_kit.grid import ExpertHost, ExpertLayer
 from dedloc_kit.records import Announcement, GlobalStep
 from tests.dashboard.staged_run import LIMITED
 

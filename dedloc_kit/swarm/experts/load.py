@@ -47,7 +47,7 @@ class Load:
 
 def told(tokens: Mapping[ExpertName, int], kept: Collection[ExpertName]) -> bytes:
     """As a host's record has it: a byte for each expert that it keeps, in the order of their names."""
-    return bytes(min(255, round(_STEPS * math.log2(1 + tokens[name]))) for name in sorted(kept))
+    return bytes(min(255, round(_STEPS * math.log2(1 + tokens.get(name, 0)))) for name in sorted(kept))
 
 
 def read(load: bytes, kept: Collection[ExpertName]) -> dict[ExpertName, int]:
