@@ -71,7 +71,7 @@ export function show(root, { signal }) {
 }
 
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
-const whoseName = (host, names) => (host.organizer ? "the organizer’s machine" : nameOf(host, names));
+const whoseName = (host, names) => (host.organizer ? "the organizer" : nameOf(host, names));
 const cellName = (layer, cell, columns) => `${layer.layer}.${Math.floor(cell / columns)}.${cell % columns}`;
 
 /** Each layer as a grid: a cell has the colour of who keeps it. */
