@@ -125,6 +125,11 @@ class Mixing:
             else:
                 self._keeping.clear()
 
+    @property
+    def answered(self) -> int | None:
+        """Tokens that experts here have answered for others; none of who hosts none."""
+        return None if self._keeping is None else self._member.answered
+
     def leave(self) -> None:
         """Let others have what this machine hosts."""
         if self._keeping is not None:
@@ -176,6 +181,10 @@ class Unmixed(Mixing):
     def stepped(self, step: GlobalStep) -> None:
         pass
 
+    @property
+    def answered(self) -> int | None:
+        return None
+
     def leave(self) -> None:
         pass
 
@@ -198,6 +207,7 @@ def asking(me: SwarmPeer, known: Sequence[str], room: int, emit: Callable[[AnyEv
     member = _member(me, known, None if keeping is None else Held(keeping, room, changed=_telling(emit)))
     with member.serving() as experts:
         connect(me.optimizer.state.model, experts)  # the replicas are copies of it
+        me.optimizer.confirms(experts.answered)
         yield Mixing(run.experts.layers, experts, member, emit, keeping)
 
 

@@ -85,6 +85,8 @@ class Record(BaseModel):
 
 
 MAX_LOSS = 1e9
+MAX_CONFIRMED = 16
+"""Hosts in one contribution: so it stays small, and in the next steps there is room for others."""
 
 
 class Contribution(Record):
@@ -107,6 +109,9 @@ class Contribution(Record):
     decay_order: Base64 = ""
     """The organizer's signed order that the learning rate falls from this global step on, a `DecayOrder`: whoever has
     heard of it brings it. As text, for no signature may stand within another."""
+    answered: Annotated[dict[PeerId, Count], Field(max_length=MAX_CONFIRMED)] = {}
+    """Tokens that hosts of experts have answered for this peer since it started, forward and backward, once for each
+    expert that they went to; of some of the hosts, where there are more."""
 
 
 class DecayOrder(Record):
@@ -518,6 +523,8 @@ class HostOffer(Record):
     """The experts that answer here; none if it hosts nothing."""
     copies: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
     """Those that it stands in for: they answer here if their keeper does not."""
+    load: Annotated[bytes, Field(max_length=MAX_ASSIGNED_CELLS)] = b""
+    """How many tokens go to those that answer here; see `swarm/experts/load.py`. For those who look on."""
     step: Count = 0
     """The global step whose parameters these have."""
     room: Count = 0

@@ -49,6 +49,8 @@ HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 MAX_BATCHES = 64
 """Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
 that claims more is not believed, and a volunteer waits before it comes to that."""
+SEQUENCE_LENGTH = 512
+"""Tokens of a text task's samples, if `task.sequence_length` does not say otherwise."""
 
 
 LATER = "later"
@@ -298,6 +300,11 @@ class ExpertsConfig(Section):
     balance: Annotated[float, Field(ge=0, le=1e3)] = 0.01
     """How much weight the loss gives to all experts being used alike."""
 
+    @property
+    def count(self) -> int:
+        """Of all layers."""
+        return len(self.layers) * self.grid[0] * self.grid[1]
+
     @field_validator("grid", mode="before")
     @classmethod
     def _grid_has_cells(cls, value: Any) -> Any:
@@ -511,6 +518,15 @@ class RunConfig(SwarmConfig):
         if self.microbatch is not None and self.microbatch > self.peer_batch:
             raise ValueError(f"microbatch must be at most {self.peer_batch}, what one step of a peer takes")
         return self
+
+    @property
+    def answers_of_a_sample(self) -> int:
+        """Tokens of a sample at most, once for each expert that they go to; 0 if the run has no experts."""
+        if self.experts is None:
+            return 0
+        length = self.task.options.get("sequence_length")
+        tokens = length if isinstance(length, int) else SEQUENCE_LENGTH
+        return tokens * len(self.experts.layers) * self.experts.chosen
 
     @property
     def peer_batch(self) -> int:

@@ -144,6 +144,8 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         "start",
         "convictions",
         "lenders",
+        "hosts",
+        "answered",
     ):
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)

@@ -151,7 +151,7 @@ class _Role:
     ) -> None:
         self._auditing = auditing
         self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
-        self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
+        self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints, run.answers_of_a_sample)
         self._ledger = self._lasting.ledger
         driven = me.measured if isinstance(me, StagedPeer) else None
         self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit, driven)
@@ -256,6 +256,7 @@ class _Role:
                 self._look_for_twin(stop)
                 if self._member is not None:
                     self._member.follow()
+                    self._emit(self._member.standing())
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()

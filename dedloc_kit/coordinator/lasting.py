@@ -59,15 +59,16 @@ def check_key(folder: Path) -> None:
 class LastingRecord:
     """What is recorded in a run's folder, by one process. Not for several threads at once, but for the ledger."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, answers: int = 0) -> None:
         """Open what is there. Raises UserError if it cannot be used.
 
         :param keep: so many checkpoints
+        :param answers: see `Ledger`
         """
         self.folder, self._keep = folder, keep
         self.checkpoints = Checkpoints(folder / "checkpoints", keep)
         self._copy = self.checkpoints.folder / COPY_FILE
-        self.ledger, lost = opened(folder / LEDGER_FILE, self._copy)
+        self.ledger, lost = opened(folder / LEDGER_FILE, self._copy, answers)
         self._lost = [lost] if lost else []
         self._least = self.ledger.last_step()
         self._since: list[Callable[[], None]] = []

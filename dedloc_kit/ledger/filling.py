@@ -38,7 +38,7 @@ _MAX_GROUP_BYTES = 2**28
 
 _MAX_COUNT, _MAX_NUMBER, _MAX_TEXT = 2**53, 1e12, 100_000
 _TEXTS = {
-    "peer": "^[0-9A-Za-z]{1,128}$",
+    **dict.fromkeys(("peer", "trainer", "host"), "^[0-9A-Za-z]{1,128}$"),
     "session": "^([0-9a-f]{0,64}|earlier)$",
     "round": "^[0-9a-f]{0,64}$",
     "digest": "^[0-9a-f]{64}$",

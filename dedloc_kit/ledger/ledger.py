@@ -24,6 +24,7 @@ from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger.credit import credited, withdraw
+from dedloc_kit.ledger.hosted import confirm
 from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
@@ -59,11 +60,14 @@ class Ledger(Reader):
     """Opens the file and creates it where needed; one instance may be used from several threads.
 
     :param clock: seconds since 1970: when things became known here
+    :param answers: tokens, once for each expert that they go to, of one sample of the run; 0 if it has no experts
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool = False, clock: Callable[[], float] = time.time, answers: int = 0
+    ) -> None:
         super().__init__(clock)
-        self._path = path
+        self._path, self._answers = path, answers
         self._guests: dict[str, _Guest] = {}
         self._looked = self._marked = -math.inf  # when they were seen last, and when that was written down
         try:
@@ -365,6 +369,8 @@ class Ledger(Reader):
                 new = credited(self._connection, part, contribution.step)
                 execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MAX_SAMPLES, part))
             self._settle(peer)
+            if contribution.answered and self._answers:
+                confirm(self._connection, peer, contribution, self._answers, self._clock())
 
     def _add_carried(self, step: GlobalStep) -> None:
         """For as long as the step took since the one before, each of them lent its line."""

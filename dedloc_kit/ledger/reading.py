@@ -18,6 +18,7 @@ TroubleKind = Literal["failed", "rejected"]
 Mode = Literal["full", "client"]
 
 _SAMPLES: TypeAdapter[list[Sample]] = TypeAdapter(list[Sample])
+_AWAY = "(SELECT peer FROM convictions WHERE lifted IS NULL)"
 _STEP_FIELDS = (
     *("step", "round", "time", "samples", "loss", "peers", "seconds"),
     *("compute", "gather", "average", "apply", "left_out"),
@@ -69,6 +70,10 @@ class Person(Contributor):
     recent: float
     """Samples a day, weighted exponentially with a half-life of a week."""
     devices: tuple[str, ...]
+    carried: int
+    """Bytes over a line that it lent. These are no samples, and never added to any, nor are the tokens."""
+    answered: int
+    """Tokens by experts that it hosted."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,18 @@ class Lender:
     seconds: float
     """Of the global steps in which it carried something."""
     steps: int
+    first_seen: float
+    last_seen: float
+
+
+@dataclass(frozen=True)
+class Host:
+    """Who hosted experts: the tokens that trainers confirm are no samples, and are never added to any."""
+
+    peer: str
+    name: str
+    tokens: int
+    """Once for each expert that they went to."""
     first_seen: float
     last_seen: float
 
@@ -168,10 +185,42 @@ class Reader:
         """Whose lines carried most, without those who were sent away for what they did."""
         rows = self._rows(
             "SELECT peer, name, bytes, seconds, steps, first_seen, last_seen FROM lenders WHERE peer NOT IN"
-            " (SELECT peer FROM convictions WHERE lifted IS NULL) ORDER BY bytes DESC, peer LIMIT ?",
+            f" {_AWAY} ORDER BY bytes DESC, peer LIMIT ?",
             (most,),
         )
         return [Lender(*row) for row in rows]
+
+    def hosts(self, most: int) -> list[Host]:
+        """Whose experts answered most tokens, without those who were sent away for what they did."""
+        rows = self._rows(
+            "SELECT peer, name, tokens, first_seen, last_seen FROM hosts WHERE peer NOT IN"
+            f" {_AWAY} ORDER BY tokens DESC, peer LIMIT ?",
+            (most,),
+        )
+        return [Host(*row) for row in rows]
+
+    def giver(self, peer: str) -> Person | None:
+        """Who has no samples to its credit, but lent a line or hosted experts; none if it did neither."""
+        lent = next((each for each in self.lenders(-1) if each.peer == peer), None)
+        hosted = next((each for each in self.hosts(-1) if each.peer == peer), None)
+        gifts = [each for each in (lent, hosted) if each is not None]
+        if not gifts:
+            return None
+        return Person(
+            peer=peer,
+            name=max(gifts, key=lambda gift: gift.last_seen).name,
+            samples=0,
+            steps=lent.steps if lent else 0,
+            first_seen=min(gift.first_seen for gift in gifts),
+            last_seen=max(gift.last_seen for gift in gifts),
+            team="",
+            sessions=0,
+            seconds=lent.seconds if lent else 0.0,
+            recent=0.0,
+            devices=(),
+            carried=lent.bytes if lent else 0,
+            answered=hosted.tokens if hosted else 0,
+        )
 
     def left_out(self, most: int) -> tuple[int, list[GlobalStep]]:
         """How often a peer was left out of a step, and the newest steps that were taken without somebody, newest
@@ -286,13 +335,18 @@ class Reader:
             devices.setdefault(peer, []).append(device)
         now = self._clock()
         people = []
+        lent = {each.peer: each.bytes for each in self.lenders(-1)}
+        hosted = {each.peer: each.tokens for each in self.hosts(-1)}
         for *row, recent, recent_time, withdrawn in self._rows(
             "SELECT peer, name, samples - withdrawn AS credit, max(0, steps - withdrawn_steps),"
             " first_seen, last_seen, team, sessions, seconds, recent, recent_time, withdrawn"
             " FROM people WHERE samples > withdrawn ORDER BY credit DESC, peer"
         ):
             left = max(0.0, recent - recent_average(withdrawn, age=0.0))  # what is withdrawn is the newest
-            people.append(Person(*[*row, left * decay(now - recent_time), tuple(devices.get(row[0], ()))]))
+            lately = left * decay(now - recent_time)
+            peer = row[0]
+            gifts = lent.get(peer, 0), hosted.get(peer, 0)
+            people.append(Person(*[*row, lately, tuple(devices.get(peer, ())), *gifts]))
         return people
 
     def contributors(self) -> list[Contributor]:

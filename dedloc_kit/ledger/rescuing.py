@@ -11,14 +11,16 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.ledger import Ledger
 
 
-def opened(path: Path, copy: Path) -> tuple[Ledger, str]:
+def opened(path: Path, copy: Path, answers: int = 0) -> tuple[Ledger, str]:
     """Open the ledger, or write it anew from its copy if that goes further; returns as well what was lost, in words.
 
     What lies there instead is kept as `*.damaged`. Raises UserError as `Ledger` does.
+
+    :param answers: see `Ledger`
     """
     there, held = _steps(path), _steps(copy)
     if not held or (there is not None and there >= held):
-        return Ledger(path), ""
+        return Ledger(path, answers=answers), ""
     try:
         for suffix in ("", "-wal", "-shm"):
             lying = path.with_name(path.name + suffix)
@@ -29,7 +31,7 @@ def opened(path: Path, copy: Path) -> tuple[Ledger, str]:
         os.replace(fresh, path)
     except OSError as error:
         raise UserError(f"{path}: the lost ledger cannot be written anew ({error})") from None
-    return Ledger(path), f"the ledger (its copy goes to step {held})"
+    return Ledger(path, answers=answers), f"the ledger (its copy goes to step {held})"
 
 
 def _steps(path: Path) -> int | None:

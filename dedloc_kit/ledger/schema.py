@@ -123,9 +123,21 @@ CREATE TABLE lenders (
     first_seen REAL NOT NULL, last_seen REAL NOT NULL
 ) WITHOUT ROWID;
 """
+_VERSION_10 = """
+-- Who hosted experts: tokens that trainers confirm, as far as their own samples explain them; a rewind forgets none.
+CREATE TABLE hosts (
+    peer TEXT PRIMARY KEY, name TEXT NOT NULL, tokens INTEGER NOT NULL,
+    first_seen REAL NOT NULL, last_seen REAL NOT NULL
+) WITHOUT ROWID;
+-- What of it has been counted by the word of a trainer's session.
+CREATE TABLE answered (
+    trainer TEXT NOT NULL, session TEXT NOT NULL, host TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (trainer, session, host)
+) WITHOUT ROWID;
+"""
 VERSIONS = (
     *(_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8),
-    _VERSION_9,
+    *(_VERSION_9, _VERSION_10),
 )
 VERSION = len(VERSIONS)
 """What each version added to the one before."""

@@ -66,7 +66,7 @@ class _Collector:
         self._open()
 
     def _open(self) -> None:
-        self._ledger = Ledger(self._peer.folder / "ledger.sqlite")
+        self._ledger = Ledger(self._peer.folder / "ledger.sqlite", answers=self._run.answers_of_a_sample)
         self._rounds = {step.step: step.round for step in self._ledger.steps()}
         self.step = self._ledger.last_step()
         """The newest that is known; 0 if none is."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, Ticket, current_microbatch
 from dedloc_kit.experts.usual import Usual
+from dedloc_kit.records import MAX_CONFIRMED
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.hosts import Host, Hosts
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward
@@ -22,10 +24,14 @@ ENOUGH_TOKENS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Left:
-    """What a forward call has left at a host: tickets by cell."""
+    """What a forward call has left at a host: tickets by cell.
+
+    :ivar counts: are its gradients part of a global step?
+    """
 
     host: Host
     tickets: Mapping[Cell, int]
+    counts: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +54,18 @@ class RemoteExperts:
     def __init__(self, loop: Loop, hosts: Hosts, columns: int, form: Form) -> None:
         self._loop, self._hosts, self._columns, self._form = loop, hosts, columns, form
         self._usual: dict[tuple[int, type[Call]], Usual] = {}
+        self._answered = Counter[str]()
         self._lock = threading.Lock()
+
+    def answered(self, turn: int) -> dict[str, int]:
+        """Tokens that hosts have answered in all, forward and backward, as a contribution names them.
+
+        :param turn: where there are more hosts than it may name, other ones in the next turn
+        """
+        with self._lock:
+            hosts = sorted(self._answered.items())
+        begin = turn * MAX_CONFIRMED % max(1, len(hosts))
+        return dict((hosts[begin:] + hosts[:begin])[:MAX_CONFIRMED])
 
     def alive(self, layer: int) -> Tensor:
         return self._hosts.alive(layer)
@@ -81,7 +98,8 @@ class RemoteExperts:
                 self._fail(each.host, "constant", "its answers do not depend on what it is asked")
                 continue
             outputs |= zip(answered, made, strict=True)
-            left.append(_Left(each.host, dict(zip(answered, answer.tickets, strict=False))))
+            tickets = dict(zip(answered, answer.tickets, strict=False))
+            left.append(_Left(each.host, tickets, counts=microbatch is not None))
         return Answers(outputs, left if keep else None)
 
     def backward(self, layer: int, ticket: Ticket, gradients: Mapping[Cell, Tensor]) -> Mapping[Cell, Tensor]:
@@ -99,8 +117,12 @@ class RemoteExperts:
             call = Backward(tickets=tuple(tickets), tokens=tuple(tokens), exponent=exponent)
             asked.append(_Asked(left.host, cells, call, content))
         of_inputs: dict[Cell, Tensor] = {}
+        counting = {left.host for left in ticket if left.counts}
         for each, answer, made in self._ask(layer, asked):
             of_inputs |= zip((each.cells[at] for at in answer.answered), made, strict=True)
+            if each.host in counting:
+                with self._lock:
+                    self._answered[each.host.client.peer] += sum(map(len, made))
         return of_inputs
 
     def _ask(self, layer: int, asked: Sequence[_Asked]) -> list[tuple[_Asked, Answer, list[Tensor]]]:

@@ -218,6 +218,13 @@ class CollaborativeOptimizer:
         yet), no fewer than a global batch."""
         self._rounds.batch.holds(wanted)
 
+    def confirms(self, answered: Callable[[int], dict[str, int]]) -> None:
+        """Let this peer's contributions say what hosts of experts have done for it; see `Contribution.answered`.
+
+        :param answered: gives that for a global step, in any thread
+        """
+        self._rounds.confirms(answered)
+
     @property
     def closed(self) -> bool:
         """Is this peer's part of the next global step fixed? In exact training what comes then is for no step."""

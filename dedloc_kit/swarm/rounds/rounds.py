@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -71,6 +71,7 @@ class Rounds:
         """Who was to come to the last global step and does not count in it."""
         self._missing = Missing(state, tracker)
         self._decay_order = ""
+        self._answered: Callable[[int], dict[str, int]] = lambda step: {}
 
     @property
     def under_way(self) -> bool:
@@ -223,6 +224,10 @@ class Rounds:
         """What the organizer orders goes into this peer's contributions from now on."""
         self._decay_order = instructions.decay_order
 
+    def confirms(self, answered: Callable[[int], dict[str, int]]) -> None:
+        """See `CollaborativeOptimizer.confirms`."""
+        self._answered = answered
+
     def call_off(self) -> None:
         """Leave the group, if there is one and its round has not begun."""
         if self._group is not None and not self._begun:
@@ -299,6 +304,7 @@ class Rounds:
             name=self._profile.name,
             time=get_dht_time(),
             decay_order="" if self._state.decay else self._decay_order,
+            answered=self._answered(self._state.step + 1),
         )
 
     def _alone(self) -> RoundResult | None:

@@ -24,7 +24,7 @@ from dedloc_kit.data.token_shards import read_token_shard
 from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.run import SEQUENCE_LENGTH, PositiveInt, RunConfig, Section, Source, seed_of
 from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 
@@ -42,7 +42,7 @@ class TextOptions(Section):
     """Tokens, for the command that trains the tokenizer."""
     tokenization: Tokenization | None = None
     """How that command makes it; see `tokenization_of`."""
-    sequence_length: Annotated[int, Field(ge=8)] = 512
+    sequence_length: Annotated[int, Field(ge=8)] = SEQUENCE_LENGTH
     """Tokens in one sample, special ones included."""
     evaluation_samples: PositiveInt = 256
 
