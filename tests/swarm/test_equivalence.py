@@ -6,12 +6,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.events import Left, Warned
 from dedloc_kit.run import RunConfig, parse_run
 from tests.swarm.harness import Peer, Swarm, difference
 from tests.swarm.plain_loop import plain_loop
+from tests.text_runs import write_text
 from tests.tiny import tiny_run
 
 STEPS = 5
@@ -72,23 +71,22 @@ def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_
 
 
 def text_run(task: str, folder: Path) -> RunConfig:
-    """A very small model on real text in three shards, the second of which is damaged."""
-    documents = collect_documents(characters=400_000)
+    """A very small model on text in three shards, the second of which is damaged."""
+    documents = write_text(folder)
     data = folder / "data"
     data.mkdir()
     for number in range(3):
         table = pa.table({"text": documents[number:60:3]})  # few, so that everyone comes to each shard
         pq.write_table(table, data / f"train-{number:05d}-of-00003.parquet")
     (data / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
-    train_tokenizer(iter(documents), 1000, folder / "tokenizer")
     model = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     return parse_run(
         {
             "name": f"{task}-test",
-            "global_batch": 192,
+            "global_batch": 48,
             "task": {
                 "name": f"told-{task}",
-                "tokenizer": str(folder / "tokenizer"),
+                "tokenizer": str(folder / ("causal" if task == "causal" else "masked")),
                 "sequence_length": 64,
                 "model": model,
             },
