@@ -16,14 +16,17 @@ from tests.tiny import tiny_run
 STEPS = 5
 
 
-def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str) -> tuple[Peer, list[Peer]]:
-    """Let them make some global steps and leave; the coordinator and the volunteers."""
+def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str, pause: float = 0.05) -> tuple[Peer, list[Peer]]:
+    """Let them make some global steps and leave; the coordinator and the volunteers.
+
+    :param pause: for each sample, in seconds: what they compute while they average is computed again by the plain loop
+    """
     with Swarm(run, folder) as swarm:
         coordinator = swarm.coordinator(until_step=STEPS, task_module=tasks)
         volunteers = [
             swarm.volunteer(
                 f"volunteer-{n}",
-                {"TINY_PAUSE": str(0.05 * n), "START_FILE": str(folder / "start")},
+                {"TINY_PAUSE": str(pause * n), "START_FILE": str(folder / "start")},
                 microbatch=n,
                 devices="cpu,cpu" if n == 2 else "cpu",
                 until_step=STEPS,
@@ -58,7 +61,7 @@ def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path:
 @pytest.mark.parametrize("name", ["causal", "encoder"])
 def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(name: str, tmp_path: Path) -> None:
     run = text_run(name, tmp_path)
-    coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_tasks")
+    coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_tasks", pause=0.2)
     warning = volunteers[0].wait_for(Warned)
     assert "1 of 3 files of" in warning.text
     assert "train-00001-of-00003.parquet" in warning.text
