@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -143,7 +144,8 @@ def _serve() -> dict[str, Any]:
                     pid, tell = ends.pop(key.fd)
                     selector.unregister(key.fd)
                     os.close(key.fd)
-                    _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    with suppress(BrokenPipeError):  # whoever started it has ended before
+                        _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                     os.close(tell)
                     continue
                 asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 5 + _HANDLES)
@@ -195,6 +197,8 @@ def main() -> None:
         os.dup2(moved, number)
         os.close(moved)
     _renew_locks()
+    # A shell lets what it starts in the background ignore interrupts, and so all that is started by that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     os.environ.clear()
     os.environ.update(asked["environment"])

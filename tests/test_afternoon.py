@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,34 +36,14 @@ def dedloc(*arguments: str | Path) -> str:
 
 @contextmanager
 def launched(run: Path, folder: Path) -> Iterator[None]:
-    """`dedloc launch` until the invitation is on the Hub; a SIGTERM ends it at last."""
-    command = [sys.executable, "-m", "dedloc_kit.cli", "launch"]
-    options = [
-        "--folder",
-        str(folder),
-        "--host",
-        "127.0.0.1",
-        "--threads",
-        "1",
-        "--hub",
-        "us/model",
-        "--push-every",
-        "1",
-    ]
-    options += ["--dashboard-host", "127.0.0.1", "--port", "0", "--evaluate-every", "1"]
-    with (folder.parent / "output").open("w") as output:
-        process = subprocess.Popen([*command, str(run), *options], stdout=output, stderr=output)
-        try:
-            wait_until(
-                lambda: (folder / "invitation.json").exists() or process.poll() is not None, "it is not up", 120.0
-            )
-            yield
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(180.0) == 0
-        finally:
-            process.kill()
-            process.wait()
-            sys.stderr.write(Path(output.name).read_text())
+    """`dedloc launch` until the invitation is there; a SIGTERM ends it at last."""
+    hub = ("--hub", "us/model", "--push-every", "1", "--evaluate-every", "1")
+    places = ("--folder", folder, "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0")
+    with commands.running("launch", run, *places, *hub, "--threads", "1", folder=Path.cwd()) as command:
+        wait_until(
+            lambda: (folder / "invitation.json").exists() or command.process.poll() is not None, "it is not up", 120.0
+        )
+        yield
 
 
 @contextmanager
@@ -120,9 +99,10 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("few_documents")
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
-        write_corpus(Path("corpus"), 600_000)
+        write_corpus(Path("corpus"))
         changes = {"global_batch = ": "global_batch = 64", "access = ": 'access = "invite"'}
         run, folder = prepared(hub, ["albert-demo"], changes), tmp_path / "run"
         assert "to finish" in dedloc("check", run, "--volunteers", "2xCPU,20xT4@50mbit", "--threads", "1")

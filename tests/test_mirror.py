@@ -1,9 +1,8 @@
 """The live page of somebody else's run, served by a command of its own."""
 
+import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from dedloc_kit.client import fetch_invitation, fetch_measured
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Evaluation
+from tests.commands import assert_refused, dedloc, running
 from tests.invitations import NOBODY, invited
 from tests.ledgers import GAP, a_step, given
 from tests.swarm.harness import wait_until
@@ -46,14 +46,11 @@ def test_evaluations_come_with_their_samples(coordinator: Dashboard) -> None:
 def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
     coordinator: Dashboard, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "dedloc_kit.cli", "dashboard", coordinator.url, "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--folder", str(tmp_path / "mirror")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        told = process.stdout.readline()
-        match = re.fullmatch(rf"mirror of {tiny_run().run_id}: (http://127\.0\.0\.1:\d+)\n", told)
+    mirror = ("dashboard", coordinator.url, "--port", "0", "--folder", tmp_path / "mirror")
+    with running(*mirror, folder=tmp_path, deadline=DEADLINE) as command:
+        command.wait_for("what it collects is in")
+        told = command.said().splitlines()[0]
+        match = re.fullmatch(rf"mirror of {tiny_run().run_id}: (http://127\.0\.0\.1:\d+)", told)
         assert match is not None, told
         url = match[1]
 
@@ -69,18 +66,11 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
         assert str(tmp_path) not in str(state())
         assert requests.get(url, timeout=DEADLINE).text.startswith("<!doctype html>")
         assert fetch_invitation(url).peers == (NOBODY,), "whoever finds the mirror can join the run"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=DEADLINE)
-    assert (process.returncode, errors) == (0, "")
+        os.kill(command.process.pid, signal.SIGTERM)
+        command.ended(DEADLINE)
+        assert command.errors() == ""
 
 
 def test_a_mirror_of_nothing_is_refused_with_the_fix(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dedloc_kit.cli", "dashboard", str(tmp_path / "none"), "--folder", str(tmp_path / "m")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "there is no invitation at" in done.stderr
+    done = dedloc("dashboard", tmp_path / "none", "--folder", tmp_path / "m", folder=tmp_path)
+    assert_refused(done, "there is no invitation at")

@@ -1,54 +1,24 @@
 """`dedloc serve`, as its users run it: the commands of docs/serving.md."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
-from tests.commands import assert_refused, dedloc
+from tests.commands import Running, assert_refused, dedloc, running
+from tests.text_runs import write_text
 
 DEADLINE = 240.0
 
 
-@contextmanager
-def serving(folder: Path, what: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def serving(folder: Path, what: Path, *arguments: str) -> AbstractContextManager[Running]:
     """One server as long as this is entered; then it is interrupted, and leaves as it should."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dedloc_kit.cli", "serve", str(what), "--host", "127.0.0.1", *arguments],
-        env={**os.environ, "DEDLOC_HOME": str(folder / "home")},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # A shell lets what it starts in the background ignore interrupts, and so all that is started by that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        yield process
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=DEADLINE)
-        assert process.returncode == 0, said
-    finally:
-        process.kill()
-
-
-def wait_for(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stdout is not None
-    said = ""
-    for line in process.stdout:
-        said += line
-        if words in line:
-            return
-    raise AssertionError(said)
+    here = ("--host", "127.0.0.1", *arguments)
+    return running("serve", what, *here, folder=folder, end=signal.SIGINT, deadline=DEADLINE)
 
 
 @pytest.mark.slow
@@ -56,6 +26,10 @@ def wait_for(process: subprocess.Popen[str], words: str) -> None:
 def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_go_on_with_a_sentence(
     tmp_path: Path,
 ) -> None:
+    given = tmp_path / "home" / "demo" / "gpt"
+    given.mkdir(parents=True)
+    write_text(given)  # a minute of a core less than what it would make of all that this machine has
+    (given / "causal").rename(given / "tokenizer-smoke")
     run, report = tmp_path / "run", tmp_path / "report.json"
     asked = ("--recipe", "gpt", "--steps", "15", "--volunteers", "1", "--no-browser", "--folder", run)
     trained = dedloc("demo", *asked, "--report", report, folder=tmp_path, deadline=4 * DEADLINE)
@@ -67,11 +41,11 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
 
     page = ("--dashboard-host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
     with serving(tmp_path, run / "coordinator", "--span", "0:1", *page) as first:
-        wait_for(first, "to serve:")
+        first.wait_for("to serve:", DEADLINE)
         invitation = tmp_path / "runs" / "serve-mine" / "invitation.json"
         layers = json.loads(invitation.read_text())["run"]["config"]["num_hidden_layers"]
         with serving(tmp_path, invitation, "--span", f"1:{layers}", "--weights", "float32") as second:
-            wait_for(second, "serving the layers")
+            second.wait_for("serving the layers", DEADLINE)
             model = AutoDistributedModelForCausalLM.from_pretrained(str(invitation), folder=tmp_path / "user")
             try:
                 tokenizer = tokenizer_of(model)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from tests.certificates import self_signed
-from tests.commands import assert_refused, dedloc, launch, run_file
+from tests.commands import assert_refused, dedloc, launch, run_file, running
 from tests.invitations import invited
 from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
@@ -92,27 +91,14 @@ def test_a_run_is_launched_with_a_certificate(tmp_path: Path) -> None:
     chain, key = self_signed(tmp_path)
     folder, run = tmp_path / "run", tmp_path / "run.toml"
     run.write_text('name = "tiny"\nglobal_batch = 64\n[task]\nname = "tiny"\n[[data.train]]\ndataset = "none/none"\n')
-    command = [sys.executable, "-m", "dedloc_kit.cli", "launch", str(run), "--folder", str(folder)]
-    places = ["--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0", "--task-module", "tests.tiny"]
-    with (tmp_path / "told").open("w") as told:
-        process = subprocess.Popen(
-            [*command, *places, "--tls-cert", str(chain), "--tls-key", str(key)],
-            stdout=told,
-            stderr=told,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-    try:
-        invitation = folder / "invitation.json"
-        wait_until(lambda: invitation.exists() or process.poll() is not None, "it does not start", DEADLINE)
-        assert invitation.exists(), (tmp_path / "told").read_text()
-        url = json.loads(invitation.read_text())["url"]
+    places = ("--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0", "--task-module", "tests.tiny")
+    tls = ("--tls-cert", chain, "--tls-key", key)
+    with running("launch", run, "--folder", folder, *places, *tls, folder=tmp_path) as command:
+        command.wait_for("to join:")
+        url = json.loads((folder / "invitation.json").read_text())["url"]
         assert url.startswith("https://127.0.0.1:")
         assert requests.get(f"{url}/api/invitation", timeout=DEADLINE, verify=str(chain)).json()["url"] == url
-        wait_until(lambda: "to join:" in (tmp_path / "told").read_text(), "it does not say how to join", DEADLINE)
-        assert f'pip install "{url}/wheel/{running_wheel().pinned}"' in (tmp_path / "told").read_text()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(DEADLINE)
+        command.wait_for(f'pip install "{url}/wheel/{running_wheel().pinned}"')
 
 
 def caddy(folder: Path, port: int, page: int, chain: Path, key: Path) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
 from dedloc_kit.tasks import create_task
@@ -117,8 +118,10 @@ def test_a_served_model_is_taught_a_task_and_a_style(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("few_documents")
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
+    write_corpus(tmp_path / "corpus")  # what the notebook would make of all that is installed
     environment = {
         **os.environ,
         "DEDLOC_HOME": home,

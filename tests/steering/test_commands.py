@@ -1,9 +1,5 @@
 """Orders on the command line; test_cli gives some through the command itself."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +18,7 @@ from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, re
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
 from dedloc_kit.training.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
+from tests import commands
 from tests.invitations import invited
 from tests.swarm.harness import Peer, wait_until
 from tests.tiny import tiny_run
@@ -212,30 +209,17 @@ optimizer = { learning_rate = 0.01, warmup_steps = 0, total_steps = 1000 }
 def launched(folder: Path) -> Iterator[list[str]]:
     """`dedloc launch` without a terminal, as under systemd, up; a SIGTERM ends it. Yields its output's lines so far."""
     (folder / "run.toml").write_text(RUN)
-    command = [sys.executable, "-m", "dedloc_kit.cli", "launch", "run.toml", "--task-module", "tests.tiny"]
-    command += ["--folder", "run", "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0"]
-    lines: list[str] = []
-    with (folder / "output").open("w+") as output:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "500"}
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
-        try:
-
-            def up() -> bool:
-                lines[:] = (folder / "output").read_text().splitlines()
-                assert process.poll() is None, lines
-                return any("only this machine can join" in line for line in lines)
-
-            wait_until(up, "it did not come up", 120.0)
-            yield lines
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60.0) == 0, "it leaves cleanly"
-        finally:
-            process.kill()
-            process.wait()
+    places = ("--folder", "run", "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0")
+    with commands.running("launch", "run.toml", "--task-module", "tests.tiny", *places, folder=folder) as command:
+        command.wait_for("only this machine can join")
+        yield (command.said() + command.errors()).splitlines()
 
 
 @pytest.mark.slow
-def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reopened(tmp_path: Path) -> None:
+def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
     folder = tmp_path / "run"
 
     def status() -> str:

@@ -6,25 +6,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.events import Left, Warned
 from dedloc_kit.run import RunConfig, parse_run
 from tests.swarm.harness import Peer, Swarm, difference
 from tests.swarm.plain_loop import plain_loop
+from tests.text_runs import write_text
 from tests.tiny import tiny_run
 
 STEPS = 5
 
 
-def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str) -> tuple[Peer, list[Peer]]:
-    """Let them make some global steps and leave; the coordinator and the volunteers."""
+def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str, pause: float = 0.05) -> tuple[Peer, list[Peer]]:
+    """Let them make some global steps and leave; the coordinator and the volunteers.
+
+    :param pause: for each sample, in seconds: what they compute while they average is computed again by the plain loop
+    """
     with Swarm(run, folder) as swarm:
         coordinator = swarm.coordinator(until_step=STEPS, task_module=tasks)
         volunteers = [
             swarm.volunteer(
                 f"volunteer-{n}",
-                {"TINY_PAUSE": str(0.05 * n), "START_FILE": str(folder / "start")},
+                {"TINY_PAUSE": str(pause * n), "START_FILE": str(folder / "start")},
                 microbatch=n,
                 devices="cpu,cpu" if n == 2 else "cpu",
                 until_step=STEPS,
@@ -59,7 +61,7 @@ def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path:
 @pytest.mark.parametrize("name", ["causal", "encoder"])
 def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(name: str, tmp_path: Path) -> None:
     run = text_run(name, tmp_path)
-    coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_tasks")
+    coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_tasks", pause=0.2)
     warning = volunteers[0].wait_for(Warned)
     assert "1 of 3 files of" in warning.text
     assert "train-00001-of-00003.parquet" in warning.text
@@ -72,23 +74,22 @@ def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_
 
 
 def text_run(task: str, folder: Path) -> RunConfig:
-    """A very small model on real text in three shards, the second of which is damaged."""
-    documents = collect_documents(characters=400_000)
+    """A very small model on text in three shards, the second of which is damaged."""
+    documents = write_text(folder)
     data = folder / "data"
     data.mkdir()
     for number in range(3):
         table = pa.table({"text": documents[number:60:3]})  # few, so that everyone comes to each shard
         pq.write_table(table, data / f"train-{number:05d}-of-00003.parquet")
     (data / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
-    train_tokenizer(iter(documents), 1000, folder / "tokenizer")
     model = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     return parse_run(
         {
             "name": f"{task}-test",
-            "global_batch": 192,
+            "global_batch": 48,
             "task": {
                 "name": f"told-{task}",
-                "tokenizer": str(folder / "tokenizer"),
+                "tokenizer": str(folder / ("causal" if task == "causal" else "masked")),
                 "sequence_length": 64,
                 "model": model,
             },

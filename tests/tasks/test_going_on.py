@@ -55,6 +55,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("few_documents")
 def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_evaluation(tmp_path: Path) -> None:
     documents = collect_documents(characters=200_000)
     for half, vocabulary, part in (("old", 500, documents[::2]), ("new", 700, documents[1::2])):
