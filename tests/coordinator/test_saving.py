@@ -68,7 +68,7 @@ def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_fol
     gathered.asked.clear()
     gathered.step()
     saving.save()
-    assert not gathered.asked.is_set(), "for so soon again there are other things to do"
+    assert not gathered.asked.wait(1.0), "for so soon again there are other things to do"
     saving.finish(wait=True)
     assert steps_of(lasting) == [3, 2, 1]
     found = lasting.checkpoints.newest()
