@@ -186,6 +186,9 @@ class RunState(Shown):
     audits: Checks | None = None
     stages: Count | None = None
     """Of a model that is cut into some."""
+    experts: Count | None = None
+    """Of a model that has some."""
+    experts_held: ProblemText | None = None
 
 
 class ShownStage(Shown):

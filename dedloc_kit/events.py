@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
+from dedloc_kit.grid import ExpertHost, ExpertLayer, held
 from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
-from dedloc_kit.records import Announcement, Checks, Decay, GlobalStep, Progress
+from dedloc_kit.records import MAX_ASSIGNED_HOSTS, Announcement, Checks, Decay, GlobalStep, Progress
 from dedloc_kit.run import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
 
@@ -74,6 +75,8 @@ class LocalProgress(Event):
     """Samples that went through all stages, of who only drives; they count for those who computed them."""
     carried: int | None = None
     """Bytes that went over a lent line in this session, of who lends one; see records.GlobalStep."""
+    answered: int | None = None
+    """Tokens that experts here have answered for others in this session, of who hosts some, by its own count."""
 
 
 class StepDone(Event):
@@ -160,6 +163,23 @@ class PipelineState(Event):
     def bottleneck(self) -> str:
         """What limits the run, in a sentence."""
         return bottleneck(self.stages)
+
+
+class ExpertsState(Event):
+    """How the experts of the run stand, as the coordinator sees them."""
+
+    event: Literal["experts"] = "experts"
+    grid: Annotated[tuple[int, int], Field(strict=False)]
+    """Rows and columns."""
+    layers: tuple[ExpertLayer, ...]
+    """None where there are too many to tell of each: then the coordinator's machine has them all."""
+    hosts: Annotated[tuple[ExpertHost, ...], Field(max_length=MAX_ASSIGNED_HOSTS + 1)]
+    """Who has any, in the order in which `layers` counts them."""
+
+    @property
+    def held(self) -> str:
+        """How well they are held, in a sentence."""
+        return held(self.layers, self.grid[1])
 
 
 class Announced(Event):
@@ -352,6 +372,7 @@ AnyEvent = Annotated[
     | StepDone
     | Peers
     | PipelineState
+    | ExpertsState
     | Announced
     | Evaluated
     | Pushed

@@ -93,6 +93,11 @@ class Mixing:
             else:
                 self._keeping.clear()
 
+    @property
+    def answered(self) -> int | None:
+        """Tokens that experts here have answered for others; none of who hosts none."""
+        return None if self._keeping is None else self._member.answered
+
     def leave(self) -> None:
         """Let others have what this machine hosts."""
         if self._keeping is not None:
@@ -143,6 +148,10 @@ class Unmixed(Mixing):
 
     def stepped(self, step: GlobalStep) -> None:
         pass
+
+    @property
+    def answered(self) -> int | None:
+        return None
 
     def leave(self) -> None:
         pass

@@ -523,6 +523,8 @@ class HostOffer(Record):
     """The experts that answer here; none if it hosts nothing."""
     copies: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
     """Those that it stands in for: they answer here if their keeper does not."""
+    load: Annotated[bytes, Field(max_length=MAX_ASSIGNED_CELLS)] = b""
+    """How many tokens go to those that answer here; see `swarm/experts/load.py`. For those who look on."""
     step: Count = 0
     """The global step whose parameters these have."""
     room: Count = 0

@@ -300,6 +300,11 @@ class ExpertsConfig(Section):
     balance: Annotated[float, Field(ge=0, le=1e3)] = 0.01
     """How much weight the loss gives to all experts being used alike."""
 
+    @property
+    def count(self) -> int:
+        """Of all layers."""
+        return len(self.layers) * self.grid[0] * self.grid[1]
+
     @field_validator("grid", mode="before")
     @classmethod
     def _grid_has_cells(cls, value: Any) -> Any:

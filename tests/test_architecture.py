@@ -21,7 +21,7 @@ ORDER = (
     {"keys", "machine", "resources"},
     {"run", "distribution", "regions"},
     {"records"},
-    {"serving", "pipeline"},
+    {"serving", "pipeline", "grid"},
     {"events", "memory", "hub", "pipe"},
     {"client", "display", "bucket"},
     {"data", "training"},
@@ -56,7 +56,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
-    *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
+    *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline", "grid"),
 }
 ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

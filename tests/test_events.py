@@ -3,6 +3,7 @@
 import pytest
 
 from dedloc_kit import events
+from dedloc_kit.grid import ExpertHost, ExpertLayer
 from dedloc_kit.records import Announcement, GlobalStep
 from tests.dashboard.staged_run import LIMITED
 
@@ -10,6 +11,11 @@ EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
     events.Loading(received_bytes=5, total_bytes=10),
     events.Hosted(kept=3, copies=2),
+    events.ExpertsState(
+        grid=(1, 2),
+        layers=(ExpertLayer(layer=4, keepers=(0, None), stand_ins=(None, 0), tokens=(7, 0)),),
+        hosts=(ExpertHost(peer="Qm1", name="Asha", organizer=False, kept=1, copies=1),),
+    ),
     events.Joined(
         run_id="demo-0123456789abcdef",
         peer="12D3Koo",

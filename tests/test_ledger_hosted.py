@@ -15,8 +15,19 @@ ANSWERS = 12
 
 
 def here(*peers: str) -> list[PeerSeen]:
-    about = {"device": "CPU", "step": 0, "samples": 0, "samples_per_second": 0.0, "follower": False}
-    return [PeerSeen(peer=peer, name=peer.lower(), client_mode=False, **about) for peer in peers]
+    return [
+        PeerSeen(
+            peer=peer,
+            name=peer.lower(),
+            device="CPU",
+            step=0,
+            samples=0,
+            samples_per_second=0.0,
+            follower=False,
+            client_mode=False,
+        )
+        for peer in peers
+    ]
 
 
 def said(step: int, samples: int, total: int, session: str = "a1", **answered: int) -> Contribution:

@@ -1,6 +1,7 @@
 """A run with experts, held by its coordinator, trains as one process does, and loses none of them."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,14 +11,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.events import AnyEvent, Evaluated, Hosted, Left, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
 from dedloc_kit.experts.calls import Experts, Microbatch, current_microbatch
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.mixing import Mixing
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.checkpoint import Checkpoints
 from tests.swarm.harness import Peer, Swarm
-from tests.tiny_mixed import mixed_run
+from tests.tiny_mixed import TOKENS, mixed_run
 
 STEPS = 5
 TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
@@ -46,6 +48,9 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
         last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
         assert coordinator.worker.stop() == 0
     assert any(len(event.contributions) == 2 for event in coordinator.steps)
+    alone = coordinator.wait_for(ExpertsState, lambda event: sum(event.layers[0].tokens) > 0)
+    assert [(host.organizer, host.kept) for host in alone.hosts] == [(True, 6)]
+    assert credit(coordinator) == {}, "the organizer's machine gives nothing"
     first = coordinator.wait_for(Evaluated, lambda event: event.step == 0).loss
     loop = plain_loop(run, volunteers, coordinator)
     assert last < first
@@ -61,6 +66,7 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
     tmp_path: Path,
 ) -> None:
     run = mixed_run()
+    assert run.experts is not None
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=STEPS, task_module=PATIENT, evaluate_every=1)
         volunteers = [
@@ -85,6 +91,16 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
         coordinator.wait_for_step(STEPS)
         last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
         assert coordinator.worker.stop() == 0
+    hosts = {host.joined.peer for host in volunteers[2:]}
+
+    def held_twice(event: ExpertsState) -> bool:
+        return event.held.startswith("each of 6") and {host.peer for host in event.hosts} == hosts
+
+    coordinator.wait_for(ExpertsState, held_twice)
+    tokens = TOKENS * run.experts.chosen * sum(event.step.samples for event in coordinator.steps)
+    credited = credit(coordinator)
+    assert credited.keys() == hosts
+    assert 0.5 * tokens < sum(credited.values()) < tokens, "what a host asks itself is not to its credit"
     loop = plain_loop(run, volunteers, coordinator)
     assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5
     assert relative(checkpoint_of(coordinator), state_of(loop)) < 1e-5
@@ -156,6 +172,12 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> Pla
         given = event.contributions.items()
         loop.take([next(batches[peer]) for peer, samples in given for _ in range(samples // sizes[peer])])
     return loop
+
+
+def credit(coordinator: Peer) -> dict[str, int]:
+    """Tokens that came to the credit of hosts."""
+    with closing(Ledger(coordinator.config.folder / "ledger.sqlite", read_only=True)) as ledger:
+        return {host.peer: host.tokens for host in ledger.hosts(-1)}
 
 
 def checkpoint_of(coordinator: Peer) -> dict[str, Tensor]:

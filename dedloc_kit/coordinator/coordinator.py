@@ -247,6 +247,7 @@ class _Role:
                 self._look_for_twin(stop)
                 if self._member is not None:
                     self._member.follow()
+                    self._emit(self._member.standing())
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()

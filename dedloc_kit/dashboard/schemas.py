@@ -113,6 +113,10 @@ class RunState(Answer):
     """That the model is cut into; null where it is whole."""
     bottleneck: str | None = None
     """Which stage limits the run, in a sentence; null while that is not known."""
+    experts: int | None = None
+    """Of all layers; null where the model has none."""
+    experts_held: str | None = None
+    """How well they are held, in a sentence; null while that is not known."""
     total_steps: int
     decay: Decaying | None = None
     """Once the learning rate falls."""
@@ -207,6 +211,10 @@ class PersonRow(Answer):
     """Trains now."""
     sent_away: bool
     """Was found to cheat, and is away."""
+    carried: int
+    """Bytes over a line that it lent; no samples, and never added to any, nor are the tokens."""
+    answered: int
+    """Tokens by experts that it hosted, as those who train confirm them."""
 
 
 class People(Answer):
@@ -268,6 +276,22 @@ class Lender(Answer):
 
 class Lenders(Answer):
     lenders: list[Lender]
+
+
+class Host(Answer):
+    """Who hosted experts: a gift of its own kind, which is never added to samples."""
+
+    peer: str
+    name: str
+    tokens: int
+    """That its experts answered, once for each of them, as those who train confirm."""
+    first_seen: float
+    last_seen: float
+    active: bool
+
+
+class Hosts(Answer):
+    hosts: list[Host]
 
 
 class Peer(Answer):

@@ -45,10 +45,10 @@ def confirm(connection: sqlite3.Connection, trainer: str, said: Contribution, an
 def _left(connection: sqlite3.Connection, trainer: str, answers: int) -> int:
     """Tokens that the samples to a trainer's credit explain, and that are not counted yet."""
     query = "SELECT samples - withdrawn FROM people WHERE peer = ?"
-    (samples,) = connection.execute(query, (trainer,)).fetchone() or (0,)
+    samples: int = (connection.execute(query, (trainer,)).fetchone() or (0,))[0]
     query = "SELECT tokens FROM answered WHERE trainer = ?"
-    counted = sum(tokens for (tokens,) in connection.execute(query, (trainer,)))  # more than SQLite's sums may hold
-    return min(MAX_SAMPLES, max(0, int(samples) * answers - counted))
+    counted: int = sum(tokens for (tokens,) in connection.execute(query, (trainer,)))  # too many for a sum of SQLite's
+    return min(MAX_SAMPLES, max(0, samples * answers - counted))
 
 
 def _names(connection: sqlite3.Connection, hosts: Mapping[str, int]) -> dict[str, str]:

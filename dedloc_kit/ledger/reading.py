@@ -71,9 +71,9 @@ class Person(Contributor):
     """Samples a day, weighted exponentially with a half-life of a week."""
     devices: tuple[str, ...]
     carried: int
-    """Bytes over its line, of who lent one, and `answered`, tokens by experts that it hosted: no samples, and never added
-    to any."""
+    """Bytes over a line that it lent. These are no samples, and never added to any, nor are the tokens."""
     answered: int
+    """Tokens by experts that it hosted."""
 
 
 @dataclass(frozen=True)
@@ -335,16 +335,18 @@ class Reader:
             devices.setdefault(peer, []).append(device)
         now = self._clock()
         people = []
-        lent, hosted = ({each.peer: each for each in found} for found in (self.lenders(-1), self.hosts(-1)))
-        for peer, *row, recent, recent_time, withdrawn in self._rows(
+        lent = {each.peer: each.bytes for each in self.lenders(-1)}
+        hosted = {each.peer: each.tokens for each in self.hosts(-1)}
+        for *row, recent, recent_time, withdrawn in self._rows(
             "SELECT peer, name, samples - withdrawn AS credit, max(0, steps - withdrawn_steps),"
             " first_seen, last_seen, team, sessions, seconds, recent, recent_time, withdrawn"
             " FROM people WHERE samples > withdrawn ORDER BY credit DESC, peer"
         ):
             left = max(0.0, recent - recent_average(withdrawn, age=0.0))  # what is withdrawn is the newest
             lately = left * decay(now - recent_time)
-            gifts = lent[peer].bytes if peer in lent else 0, hosted[peer].tokens if peer in hosted else 0
-            people.append(Person(peer, *row, lately, tuple(devices.get(peer, ())), *gifts))
+            peer = row[0]
+            gifts = lent.get(peer, 0), hosted.get(peer, 0)
+            people.append(Person(*[*row, lately, tuple(devices.get(peer, ())), *gifts]))
         return people
 
     def contributors(self) -> list[Contributor]:

@@ -124,9 +124,10 @@ CREATE TABLE lenders (
 ) WITHOUT ROWID;
 """
 _VERSION_10 = """
--- Who hosted experts: tokens that trainers confirm, as far as their own samples explain them; a rewind forgets none of it.
+-- Who hosted experts: tokens that trainers confirm, as far as their own samples explain them; a rewind forgets none.
 CREATE TABLE hosts (
-    peer TEXT PRIMARY KEY, name TEXT NOT NULL, tokens INTEGER NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL
+    peer TEXT PRIMARY KEY, name TEXT NOT NULL, tokens INTEGER NOT NULL,
+    first_seen REAL NOT NULL, last_seen REAL NOT NULL
 ) WITHOUT ROWID;
 -- What of it has been counted by the word of a trainer's session.
 CREATE TABLE answered (

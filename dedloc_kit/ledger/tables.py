@@ -36,8 +36,8 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
 
     `contributions` has a row for what each peer gave to each global step, `steps` and `evaluations` one for each of
     theirs, `people` one for everyone who gave samples, `lenders` and `hosts` one for everyone who lent a line or hosted
-    experts, `convictions` one for each time that somebody was found to cheat. Names come from strangers: in CSV a cell that a spreadsheet would take for a formula begins with an
-    apostrophe.
+    experts, `convictions` one for each time that somebody was found to cheat. Names come from strangers: in CSV a cell
+    that a spreadsheet would take for a formula begins with an apostrophe.
 
     Raises UserError if the ledger cannot be read or the file cannot be written.
     """

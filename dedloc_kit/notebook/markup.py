@@ -102,6 +102,10 @@ def machine(snapshot: Snapshot) -> str:
         facts.append(f"{count(snapshot.peers, 'volunteer')} training now")
     if snapshot.device:
         facts.append(f"your machine: {escape(snapshot.device)}")
+    if snapshot.hosted is not None and not snapshot.over:
+        kept, copies = snapshot.hosted
+        holds = f"{count(kept, 'expert')} of the model and copies of {copies:,} more"
+        facts.append(f"your machine holds {holds}, which answered {count(snapshot.answered, 'token')} for others")
     if snapshot.samples_per_second > 0:
         facts.append(f"{rate(snapshot.samples_per_second)} samples/s")
     if snapshot.memory_bytes:
@@ -143,7 +147,8 @@ def _thanks(snapshot: Snapshot) -> str:
         if snapshot.phase == "failed":
             return ""
         return '<div class="note">Thank you for coming. No sample was finished this time.</div>'
-    gave = f"{count(snapshot.session_samples, 'sample')} in {duration(snapshot.seconds_given)} of computing"
+    hosted = f" and {count(snapshot.answered, 'token')} answered for others" if snapshot.answered else ""
+    gave = f"{count(snapshot.session_samples, 'sample')}{hosted} in {duration(snapshot.seconds_given)} of computing"
     total = max(snapshot.total_samples or 0, snapshot.session_samples)
     so_far = f" With your earlier visits that is {count(total, 'sample')}." if total > snapshot.session_samples else ""
     if snapshot.share:

@@ -150,7 +150,7 @@ def volunteer(
                     continue
                 twin.check()
                 answer()
-                _train_on(devices, me, run, emit)
+                _train_on(devices, me, mixing, emit)
                 remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
@@ -161,7 +161,7 @@ def volunteer(
                     _log.warning("%d samples were too early for the next step and are given up", samples)
                     break
                 if left:
-                    _train_on(devices, me, run, emit)
+                    _train_on(devices, me, mixing, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
             mixing.leave()
@@ -209,7 +209,7 @@ def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
     emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
 
 
-def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+def _train_on(devices: Devices, me: SwarmPeer, mixing: Mixing, emit: Callable[[AnyEvent], None]) -> None:
     """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
     if me.optimizer.ahead:
         me.optimizer.boundary()
@@ -227,10 +227,11 @@ def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[A
             step=me.optimizer.step,
             samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
-            global_batch=run.global_batch,
+            global_batch=me.optimizer.run.global_batch,
             session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
             decay=me.optimizer.state.decay,
+            answered=mixing.answered,
         )
     )

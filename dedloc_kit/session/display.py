@@ -116,7 +116,8 @@ def thanks(now: Snapshot) -> str:
 def _given(now: Snapshot) -> str:
     if now.carried is not None:
         return f"{human.size(now.carried)} carried in {human.duration(now.seconds_given)}"
-    return f"{human.count(now.session_samples, 'sample')} in {human.duration(now.seconds_given)}"
+    hosted = f" and {human.count(now.answered, 'token')} answered for others" if now.over and now.answered else ""
+    return f"{human.count(now.session_samples, 'sample')}{hosted} in {human.duration(now.seconds_given)}"
 
 
 def _facts(now: Snapshot) -> list[tuple[str, str]]:
@@ -127,6 +128,10 @@ def _facts(now: Snapshot) -> list[tuple[str, str]]:
     facts.append(("given", mine))
     if now.rank is not None and now.share is not None:
         facts.append(("place", f"{now.rank} of {now.contributors}, {human.share(now.share)} of all samples"))
+    if now.hosted is not None:
+        kept, copies = now.hosted
+        holds = f"{human.count(kept, 'expert')}, copies of {copies:,} more"
+        facts.append(("hosting", f"{holds}; {human.count(now.answered, 'token')} answered for others"))
     if now.losses:
         facts.append(("loss", f"{now.losses[-1].loss:.4f}  {sparkline([point.loss for point in now.losses])}"))
     if now.peers:

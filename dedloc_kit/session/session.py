@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import Announced, Hosted, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
@@ -70,6 +70,7 @@ class Session:
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
         self._worker_carried = self._earlier_carried = 0  # bytes, likewise
+        self._worker_answered = self._earlier_answered = 0  # tokens, likewise
         self._heard = time.monotonic()  # from the training
         self._usual_gap: float | None = None  # between two microbatches; not known before the first one is done
         self._losses: dict[int, LossPoint] = {}
@@ -169,7 +170,8 @@ class Session:
             case Joined():
                 self._earlier_samples += self._worker_samples
                 self._earlier_carried += self._worker_carried
-                self._worker_carried = 0
+                self._earlier_answered += self._worker_answered
+                self._worker_carried = self._worker_answered = 0
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
                 self._usual_gap = None
                 if self._stopped:  # training hides what was told meanwhile, and somebody may want to know
@@ -178,6 +180,8 @@ class Session:
                 # `#me`: the page says so, and remembers it in this browser.
                 own_page = f"{self._now.url}/people/{self._peer}#me" if self._now.url else None
                 self._set(phase="training", text="training", step=notice.step, device=notice.device, own_page=own_page)
+            case Hosted(kept=kept, copies=copies):
+                self._set(hosted=(kept, copies))
             case LocalProgress():
                 self._progress(notice)
             case StepDone(step=step, contributions=contributions):
@@ -220,6 +224,9 @@ class Session:
         if progress.carried is not None:
             self._worker_carried = progress.carried
             self._set(carried=self._earlier_carried + progress.carried, text="lending this machine's line")
+        if progress.answered is not None:
+            self._worker_answered = progress.answered
+            self._set(answered=self._earlier_answered + progress.answered)
         if progress.driven is not None:
             self._set(text=f"driving: {progress.driven:,} samples have gone through all stages")
             if progress.loss is not None:  # it takes no steps, of which this would be known otherwise

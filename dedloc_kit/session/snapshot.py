@@ -65,6 +65,10 @@ class Snapshot:
     """Time that this machine has computed in this session, or lent its line."""
     carried: int | None = None
     """Bytes that its line has carried in this session, of who lends it; none of who trains."""
+    hosted: tuple[int, int] | None = None
+    """Experts that this machine keeps, and of which it has copies; none of who hosts none."""
+    answered: int = 0
+    """Tokens that these have answered for others in this session, by this machine's own count."""
     samples_per_second: float = 0.0
     peers: int = 0
     """Volunteers that are training now, this one included."""

@@ -14,7 +14,20 @@ from pathlib import Path
 from typing import Literal
 
 from dedloc_kit.display.human import count, duration, size
-from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, PipelineState, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import (
+    AnyEvent,
+    ExpertsState,
+    Failed,
+    Joined,
+    Peers,
+    PipelineState,
+    Pushed,
+    PushFailed,
+    StepDone,
+    Warned,
+)
+from dedloc_kit.grid import named as named_experts
+from dedloc_kit.grid import single, unkept
 from dedloc_kit.pipeline import accused, held_by, named
 from dedloc_kit.records import Record, Time
 from dedloc_kit.steering.journal import Journal
@@ -35,7 +48,9 @@ FREE_BYTES = 1e9
 """Less than this, or than three checkpoints need, is an almost full disk."""
 LOG = "alerts.jsonl"
 
-Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence", "layers", "server", "stages"]
+Kind = Literal[
+    "loss", "progress", "disk", "coordinator", "hub", "record", "divergence", "layers", "server", "stages", "experts"
+]
 
 
 class Alert(Record):
@@ -75,6 +90,7 @@ class Alerts:
         self._volunteers = 0
         self._over = False
         self._bare, self._single, self._accused = Settled(), Settled(), Settled()
+        self._lost, self._alone = Settled(), Settled()
         self._push_failing: float | None = None
         self._push_failure = ""
 
@@ -97,6 +113,8 @@ class Alerts:
                     self._seen(event, now)
                 case PipelineState():
                     self._look_at_stages(event, now)
+                case ExpertsState():
+                    self._look_at_experts(event, now)
                 case PushFailed(text=text):
                     self._push_failure, self._push_failing = text, self._push_failing or now
                 case Pushed(step=step):
@@ -174,6 +192,21 @@ class Alerts:
             kick = f"'dedloc kick PEER {self._folder}' sends one away"
             says = f"drivers say that these stage peers answer wrongly: {', '.join(worst)}{more}; {kick}"
             self._raise("stages", says if found else "no two drivers say any more that a stage peer answers wrongly")
+
+    def _look_at_experts(self, experts: ExpertsState, now: float) -> None:
+        """Notice which experts are on too few machines, from the first volunteer to the last global step."""
+        if self._moved is None or self._over or not experts.layers:
+            return
+        cells, columns = sum(len(layer.keepers) for layer in experts.layers), experts.grid[1]
+        lost, alone = unkept(experts.layers, columns), single(experts.layers, columns)
+        if self._lost.news(lost, now):
+            told = f"nobody keeps {named_experts(lost, cells)}, so tokens go to others"
+            self._raise("experts", told if lost else "each expert has a keeper again")
+        if self._alone.news(alone, now):
+            told = (
+                f"one machine alone has {named_experts(alone, cells)}: find another host (dedloc join --host-experts)"
+            )
+            self._raise("experts", told if alone else "each expert is on two machines")
 
     def _look_for_progress(self, now: float) -> None:
         here = count(self._volunteers, "volunteer")

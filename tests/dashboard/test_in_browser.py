@@ -45,6 +45,10 @@ from tests.dashboard.community import (
     similar_pictures,
     write_ledger,
 )
+from tests.dashboard.expert_run import HELD as EXPERTS_HELD
+from tests.dashboard.expert_run import LACKING as EXPERTS_LACK
+from tests.dashboard.expert_run import MIXED
+from tests.dashboard.expert_run import WHOLE as EXPERTS_WHOLE
 from tests.dashboard.runs import HOSTILE_NAMES
 from tests.dashboard.staged_run import GAP as STAGES_LACK
 from tests.dashboard.staged_run import LIMITED, STAGED
@@ -303,6 +307,31 @@ def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(p
     expect(page.locator(".stage-peers .gap")).to_have_text("nobody")
     expect(page.locator(".lede")).to_have_text("Stage 2 of 4 has nobody.")
     photograph(page, "dashboard-pipeline-gap")
+    page.close()
+    served.stop()
+
+
+def test_the_experts_are_a_grid_for_each_layer_in_which_who_lacks_a_second_machine_is_seen(
+    page: Page, tmp_path: Path
+) -> None:
+    served = Dashboard(MIXED, tmp_path / "ledger.sqlite")
+    served.start()
+    served.publish(EVERYONE)
+    served.publish(EXPERTS_LACK)
+    opened(page, served)
+    page.get_by_role("link", name="Experts", exact=True).click()
+    expect(page.locator(".lede")).to_have_text(f"{EXPERTS_HELD[0][0].upper()}{EXPERTS_HELD[0][1:]}.")
+    first, second = page.locator(".cells").all()
+    expect(first.locator("i.two")).to_have_count(5)
+    expect(first.locator("i.one")).to_have_count(1)
+    expect(second.locator("i.none")).to_have_count(1)
+    expect(first.locator("i").nth(4)).to_have_attribute("style", "--load: 100%;")
+    expect(first.locator("i").nth(0)).to_have_attribute("title", re.compile("^1.0.0: kept by .*script.*, copy with "))
+    expect(page.locator(".board .name").nth(1)).to_have_text(HOSTILE_NAMES[0])
+    assert_fits_and_has_no_barriers(page, "experts")
+    photograph(page, "dashboard-experts")
+    served.publish(EXPERTS_WHOLE)
+    expect(page.locator(".cells i.two")).to_have_count(12)
     page.close()
     served.stop()
 

@@ -168,6 +168,15 @@ def test_who_lends_a_line_sees_what_it_carried_in_place_of_samples() -> None:
     assert "You carried 3.0 GB over your line" in thanked
 
 
+def test_who_hosts_experts_sees_what_they_answered_beside_its_samples() -> None:
+    words = words_of(shown(snapshot(phase="training", hosted=(12, 3), answered=45_678)))
+    assert "your machine holds 12 experts of the model and copies of 3 more, which answered 45,678 tokens" in words
+    assert "45,678 tokens answered for others" in words_of(
+        shown(snapshot(phase="left", hosted=(12, 3), answered=45_678))
+    )
+    assert "experts" not in words_of(shown(snapshot(phase="training")))
+
+
 def test_without_buttons_the_panel_says_how_to_leave() -> None:
     panel = shown(snapshot(), buttons=False)
     assert not buttons_of(panel)

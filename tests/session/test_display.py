@@ -31,6 +31,19 @@ def test_an_announcement_stays_in_the_view() -> None:
     assert "The organizer: [bold]Half way![/bold]" in console.file.getvalue()
 
 
+def test_a_host_of_experts_sees_what_it_holds_and_what_these_answered_beside_its_samples() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    hosting = Snapshot(phase="training", hosted=(12, 3), answered=45_678, session_samples=64, seconds_given=7200.0)
+    console.print(view(hosting))
+    console.print(view(replace(hosting, phase="left")))
+    console.print(view(Snapshot(phase="training", session_samples=64)))
+    assert isinstance(console.file, io.StringIO)
+    told = " ".join(console.file.getvalue().split())
+    assert "12 experts, copies of 3 more; 45,678 tokens answered for others" in told
+    assert "Thank you: 64 samples and 45,678 tokens answered for others in 2 h" in told
+    assert told.count("hosting") == 2
+
+
 def test_a_lent_line_is_shown_with_what_it_carried_and_with_no_samples() -> None:
     console = Console(file=io.StringIO(), width=100)
     lending = Snapshot(phase="training", text="lending this machine's line", carried=1_200_000, seconds_given=7200.0)

@@ -7,11 +7,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from dedloc_kit.events import Failed, Joined, Peers, PeerSeen, PipelineState, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import (
+    ExpertsState,
+    Failed,
+    Joined,
+    Peers,
+    PeerSeen,
+    PipelineState,
+    Pushed,
+    PushFailed,
+    StepDone,
+    Warned,
+)
 from dedloc_kit.records import GlobalStep
 from dedloc_kit.steering import alerts
 from dedloc_kit.steering.alerts import Alert, Alerts, raised_alerts
 from dedloc_kit.steering.settled import SETTLED_SECONDS
+from tests.dashboard.expert_run import LACKING as experts_lack
+from tests.dashboard.expert_run import WHOLE as all_held
 from tests.dashboard.staged_run import COUNT, GAP, WHOLE, Begun, offer, pipeline
 
 STALL = 600.0
@@ -278,6 +291,28 @@ def test_who_answers_wrongly_as_one_driver_says_is_no_alert_and_as_two_say_is_on
     (told,) = wait_with(watched, accusing(2, *everyone), 300)
     assert "Qm2 at stage 2 (2 drivers) and 5 more;" in told
     assert wait_with(watched, WHOLE, 300) == ["no two drivers say any more that a stage peer answers wrongly"]
+
+
+def test_experts_without_a_keeper_or_on_one_machine_alone_are_told_once_and_when_it_is_well_again(
+    watched: Watched,
+) -> None:
+    def wait(experts: ExpertsState, seconds: float) -> list[str]:
+        before = len(watched.told)
+        for _ in range(int(seconds) + 1):
+            watched.alerts.hear(experts)
+            watched.clock.pass_by(1.0)
+        assert {alert.kind for alert in watched.told} <= {"experts"}
+        return watched.texts()[before:]
+
+    assert wait(experts_lack, 300) == [], "nobody has come yet"
+    watched.alerts.hear(HERE)
+    assert wait(all_held, 300) == []
+    assert wait(experts_lack, SETTLED_SECONDS + 5) == [
+        "nobody keeps 1 of 12 experts (3.1.2), so tokens go to others",
+        "one machine alone has 1 of 12 experts (1.1.2): find another host (dedloc join --host-experts)",
+    ]
+    assert wait(experts_lack, 300) == []
+    assert wait(all_held, SETTLED_SECONDS + 5) == ["each expert has a keeper again", "each expert is on two machines"]
 
 
 def test_before_the_first_volunteer_and_after_the_last_step_empty_stages_are_no_alert(watched: Watched) -> None:

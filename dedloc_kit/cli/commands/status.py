@@ -48,6 +48,8 @@ def _show_run(state: "RunState", invitation: str, console: Console) -> None:
         console.print(f"problem: {state.problem}")
     if state.stages is not None:
         _show_stages(fetch_pipeline(invitation), console)
+    if state.experts is not None:
+        console.print(state.experts_held or f"nothing is heard of the {state.experts} experts now")
     people, rounds = fetch_people(invitation), fetch_rounds(invitation, state.step)
     table = Table("volunteer", "samples", "steps")
     for person in people.people[:SHOWN_PEOPLE]:

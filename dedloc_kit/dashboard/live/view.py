@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.experts.schemas import Experts, experts
 from dedloc_kit.dashboard.live.losses import left_out
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
 from dedloc_kit.dashboard.live.recorded import Recorded
@@ -18,7 +19,19 @@ from dedloc_kit.dashboard.live.waiting import advice
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline, pipeline
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, PipelineState, Pushed, State, Warned
+from dedloc_kit.events import (
+    AnyEvent,
+    ExpertsState,
+    Failed,
+    Joined,
+    Left,
+    Peers,
+    PeerSeen,
+    PipelineState,
+    Pushed,
+    State,
+    Warned,
+)
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
 from dedloc_kit.records import Checks, Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
@@ -35,7 +48,7 @@ STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
-LENDERS = 100
+LENDERS, HOSTS = 100, 100
 MOMENTS = 5
 LEFT_OUT_STEPS = 20
 SENT_AWAY = 50
@@ -65,6 +78,7 @@ class RunView:
         self._lock = threading.Lock()  # guards what events change; the ledger has its own
         self._peers: tuple[PeerSeen, ...] = ()
         self._pipeline: PipelineState | None = None
+        self._experts: ExpertsState | None = None
         self._joined = False
         self._gone = False
         self._wanted = Peers(peers=())  # what the organizer wants, as the coordinator said last
@@ -87,7 +101,7 @@ class RunView:
         with self._lock:
             self._heard = time.monotonic()
             self._events += 1
-            before = self._peers, self._wanted.countries, self._pipeline
+            before = self._peers, self._wanted.countries, self._pipeline, self._experts
             match event:
                 case State(text=text):
                     if self._gone:  # a new coordinator has been started
@@ -100,6 +114,8 @@ class RunView:
                     self._tell("data", left_out(peers))
                 case PipelineState():
                     self._pipeline = event
+                case ExpertsState():
+                    self._experts = event
                 case Pushed(step=step, url=url):
                     self._checkpoint = schemas.Checkpoint(step=step, url=url)
                 case Warned(text=text):
@@ -108,7 +124,7 @@ class RunView:
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):
                     self._gone, self._peers, self._message = True, (), f"the coordinator left at global step {step}"
-            self._peers_changed |= (self._peers, self._wanted.countries, self._pipeline) != before
+            self._peers_changed |= (self._peers, self._wanted.countries, self._pipeline, self._experts) != before
 
     def _tell(self, subject: str, text: str) -> None:
         """It stays one notice of this subject, of the time when its words changed; none if there is nothing to say."""
@@ -203,7 +219,7 @@ class RunView:
 
     def person(self, peer: str) -> schemas.PersonPage:
         """Everything about one of them; raises UserError if this peer has given nothing."""
-        person = next((row for row in self._people()[0] if row.peer == peer), None)
+        person = next((row for row in self._people()[0] if row.peer == peer), None) or self._giver(peer)
         if person is None:
             raise UserError("nobody with this peer id has given anything to this run yet")
         return schemas.PersonPage(
@@ -243,6 +259,14 @@ class RunView:
         with self._lock:
             here = {peer.peer for peer in self._peers if peer.follower}
         return schemas.Lenders(lenders=[schemas.Lender(**vars(each), active=each.peer in here) for each in found])
+
+    def hosts(self) -> schemas.Hosts:
+        """Who hosted experts, the most tokens first."""
+        found = self._recorded.read(lambda ledger: ledger.hosts(HOSTS)) or []
+        with self._lock:
+            seen = self._seen_experts()
+            here = set() if seen is None else {host.peer for host in seen.hosts}
+        return schemas.Hosts(hosts=[schemas.Host(**vars(each), active=each.peer in here) for each in found])
 
     def standing(self, peer: str, after: int) -> Standing:
         """Where a peer stands, with the losses after a global step."""
@@ -310,6 +334,13 @@ class RunView:
         with self._lock:
             return pipeline(self._run.pipeline.count, self._seen_pipeline())
 
+    def experts(self) -> Experts:
+        """The experts that volunteers host; raises UserError if the model has none."""
+        if self._run.experts is None:
+            raise UserError("the model of this run has no experts")
+        with self._lock:
+            return experts(self._run.experts, self._seen_experts())
+
     def rounds(self, after: int) -> schemas.Rounds:
         """The rounds after a global step, thinned, and what went wrong."""
 
@@ -370,6 +401,15 @@ class RunView:
                 self._listed = people, active, rows, total
             return self._listed[2:]
 
+    def _giver(self, peer: str) -> schemas.PersonRow | None:
+        """Who has no samples to its credit, but has given something else."""
+        found = self._recorded.read(lambda ledger: ledger.giver(peer))
+        if found is None:
+            return None
+        with self._lock:
+            active = any(here.peer == peer for here in self._peers)
+        return schemas.PersonRow(**vars(found), share=0.0, rank=0, active=active, sent_away=False)
+
     def _visit(self, visit: Visit) -> dict[str, Any]:
         """Nobody knows who is still here while the coordinator is away."""
         with self._lock:
@@ -381,6 +421,9 @@ class RunView:
 
     def _seen_pipeline(self) -> PipelineState | None:
         return None if self._lost() else self._pipeline
+
+    def _seen_experts(self) -> ExpertsState | None:
+        return None if self._lost() else self._experts
 
     def _newest_step(self, last: int) -> int:
         """The step that the swarm is at; a peer that is behind cannot give to its batch."""
@@ -407,6 +450,8 @@ class RunView:
             "notices": [*self._notices, *self._standing.values()],
             "stages": None if self._run.pipeline is None else self._run.pipeline.count,
             "bottleneck": None if (seen := self._seen_pipeline()) is None else seen.bottleneck,
+            "experts": None if self._run.experts is None else self._run.experts.count,
+            "experts_held": None if (held := self._seen_experts()) is None else held.held,
             "total_steps": self._run.optimizer.total_steps,
             "decay": self._decay(known["step"]),
             "global_batch": self._run.global_batch,

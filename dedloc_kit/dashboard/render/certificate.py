@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from dedloc_kit.display.human import count, duration, share
+from dedloc_kit.display.human import count, duration, share, size
 from dedloc_kit.run import seed_of
 
 WIDTH, HEIGHT = 297.0, 210.0
@@ -37,6 +37,10 @@ class Certificate:
     until: float
     address: str
     """Where everybody can check it."""
+    carried: int = 0
+    """Bytes over a line that it lent."""
+    answered: int = 0
+    """Tokens by experts that it hosted."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,13 @@ def lines(certificate: Certificate) -> list[Line]:
     middle = WIDTH / 2
     days = [_day(certificate.since), _day(certificate.until)]
     period = f"from {days[0]} to {days[1]}" if days[0] != days[1] else f"on {days[0]}"
-    facts = [
-        (f"{certificate.samples:,}", "samples computed"),
-        (share(certificate.part), "of all samples"),
-        (f"{certificate.steps:,}", "global steps helped"),
-    ]
-    if certificate.seconds:
-        facts.insert(2, (duration(certificate.seconds), "of computing time"))
+    lent = "line" if certificate.carried and not certificate.samples and not certificate.answered else "computer"
+    facts = _facts(certificate)
     check = f"to be checked at {certificate.address}"
-    gap = 216 / len(facts)
+    gap, points = 216 / max(1, len(facts)), min(20, 86 / max(1, len(facts)))
     found = [
         Line(middle, 43, "THANK YOU", 13, GREEN, spacing=5),
-        Line(middle, 94, "lent their computer to train", 13, MUTED),
+        Line(middle, 94, f"lent their {lent} to train", 13, MUTED),
         Line(middle, 108, certificate.run, min(26, 1000 / len(certificate.run)), serif=True),
         Line(middle, 118, f"a model that volunteers made together over the Internet, {period}", 11, MUTED),
         Line(middle, 176, f"run {certificate.run_id}", 8.5, MUTED),
@@ -80,8 +79,24 @@ def lines(certificate: Certificate) -> list[Line]:
     ]
     for number, (value, what) in enumerate(facts):
         x = middle + gap * (number - (len(facts) - 1) / 2)
-        found += [Line(x, 143, value, 20, serif=True), Line(x, 149.5, what, 9.5, MUTED)]
+        found += [Line(x, 143, value, points, serif=True), Line(x, 149.5, what, 9.5, MUTED)]
     return found
+
+
+def _facts(certificate: Certificate) -> list[tuple[str, str]]:
+    """What was given, and what that is; of each kind as far as there is any, for they are never added up."""
+    facts = []
+    if certificate.samples:
+        facts += [(f"{certificate.samples:,}", "samples computed"), (share(certificate.part), "of all samples")]
+    if certificate.answered:
+        facts.append((f"{certificate.answered:,}", "tokens answered for others"))
+    if certificate.carried:
+        facts.append((size(certificate.carried), "carried for others"))
+    if certificate.seconds:
+        facts.append((duration(certificate.seconds), "of computing time" if certificate.samples else "of time"))
+    if certificate.steps:
+        facts.append((f"{certificate.steps:,}", "global steps helped"))
+    return facts
 
 
 def name_points(name: str) -> float:
@@ -106,7 +121,8 @@ def rosettes(certificate: Certificate) -> list[tuple[list[tuple[float, float]], 
 
 def certificate_svg(certificate: Certificate) -> str:
     """The picture; it needs no style of its own, so that the page's policy lets it be opened by itself."""
-    title = f"A certificate for {certificate.name}: {count(certificate.samples, 'sample')} for {certificate.run}"
+    gave = f"{count(certificate.samples, 'sample')} for {certificate.run}" if certificate.samples else certificate.run
+    title = f"A certificate for {certificate.name}: {gave}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}mm" height="{HEIGHT:g}mm" '
         f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" text-anchor="middle"><title>{escape(title)}</title>',

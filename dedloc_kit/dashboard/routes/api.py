@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.experts.schemas import Experts
 from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.http.openapi import UNCHANGED
 from dedloc_kit.dashboard.live.view import MAX_PEERS, RunView
@@ -75,6 +76,11 @@ def routes(
         """Who lent a line, the most bytes first."""
         return kept.answer(request, view.lenders)
 
+    @router.get("/hosts", response_model=schemas.Hosts)
+    def hosts(request: Request) -> Response:
+        """Who hosted experts, the most tokens first."""
+        return kept.answer(request, view.hosts)
+
     @router.get("/peers", response_model=schemas.Peers)
     def peers(request: Request, offset: Offset = 0, limit: PeersLimit = MAX_PEERS) -> Response:
         """Who is in the swarm now, volunteers first."""
@@ -89,6 +95,11 @@ def routes(
     def pipeline(request: Request) -> Response:
         """The stages that the model is cut into, who holds them and what limits the run; 404 where it is whole."""
         return kept.answer(request, view.pipeline)
+
+    @router.get("/experts", response_model=Experts, responses={404: {"model": schemas.Message}})
+    def experts(request: Request) -> Response:
+        """The experts that volunteers host: who has each, how many tokens it gets; 404 where there are none."""
+        return kept.answer(request, view.experts)
 
     @router.get("/rounds", response_model=schemas.Rounds)
     def rounds(request: Request, after: Step = 0) -> Response:

@@ -34,6 +34,8 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
             seconds=person.seconds,
             since=person.first_seen,
             until=person.last_seen,
+            carried=person.carried,
+            answered=person.answered,
             address=f"{page_address(request)}people/{person.peer}",
         )
 

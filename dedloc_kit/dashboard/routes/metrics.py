@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from dedloc_kit.dashboard.experts.metrics import expert_metrics
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.pipeline.metrics import pipeline_metrics
@@ -68,6 +69,8 @@ class RunCollector(Collector):
             yield from _checked(state.audits, rounds)
         if state.stages is not None:
             yield from pipeline_metrics(self._view.pipeline())
+        if state.experts is not None:
+            yield from expert_metrics(self._view.experts())
 
 
 def _checked(audits: Checks, rounds: Rounds) -> Iterator[Metric]:

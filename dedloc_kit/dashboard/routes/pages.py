@@ -49,6 +49,7 @@ def routes(current: Callable[[], RunState]) -> APIRouter:
     @router.get("/people", include_in_schema=False)
     @router.get("/swarm", include_in_schema=False)
     @router.get("/pipeline", include_in_schema=False)
+    @router.get("/experts", include_in_schema=False)
     @router.get("/organizer", include_in_schema=False)
     def view(request: Request) -> HTMLResponse:
         return HTMLResponse(rendered(request))

@@ -16,6 +16,13 @@ const VIEWS = [
     open: () => import("./views/pipeline.js"),
     of: (state) => state.stages !== null,
   },
+  {
+    name: "Experts",
+    path: "experts",
+    pattern: /^experts$/,
+    open: () => import("./views/experts.js"),
+    of: (state) => state.experts !== null,
+  },
   { name: "Organizer", path: "organizer", pattern: /^organizer$/, open: () => import("./views/organizer.js") },
 ];
 

@@ -12,6 +12,7 @@ from typing import Literal
 from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.events import ExpertsState
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.machine.needs import HOST_BYTES_PER_PARAMETER
@@ -24,9 +25,11 @@ from dedloc_kit.swarm.experts.copies import Coder, CopyService
 from dedloc_kit.swarm.experts.following import Following, NoCopies
 from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.hosts import Hosts
+from dedloc_kit.swarm.experts.load import Load, read, told
 from dedloc_kit.swarm.experts.offer import layers_of, names_in
 from dedloc_kit.swarm.experts.placing import Holder, Plan, Planner, plan_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
+from dedloc_kit.swarm.experts.standing import Told, standing
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import HOSTS
@@ -90,6 +93,7 @@ class ExpertMember:
         self._run, self._settings, self._node, self._signer = run, run.experts, node, signer
         self._profile, self._held, self._form, self._failed = profile, held, form, failed
         self._state: Literal["joining", "online", "leaving"] = "joining"
+        self._load = Load()
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
         self._assigned: Assigned | None = None
         self._planner: Planner | None = None
@@ -123,7 +127,11 @@ class ExpertMember:
                 coder = Coder(keeping.bank.like(), self._settings.width, self._form)
                 keeping.tell_in(coder.code)
                 copies = CopyService(keeping, coder, self._may_hold)
-                own += [ExpertService(self._run, keeping.bank, turns, self._form, limits or Limits()), copies]
+                service = ExpertService(
+                    self._run, keeping.bank, turns, self._form, limits or Limits(), self._signer.peer
+                )
+                self._load = service.load
+                own += [service, copies]
                 computing = Computing(turns)
                 computing.start()
                 stack.callback(computing.stop)
@@ -188,6 +196,23 @@ class ExpertMember:
                 each.cancel()
                 _log.warning("%s", failure or "a host takes too long to give its experts")
         return found
+
+    @property
+    def answered(self) -> int:
+        """Tokens that experts here have answered for others."""
+        return self._load.for_others
+
+    def standing(self) -> ExpertsState:
+        """Of the organizer: how all experts stand. Nobody is believed whom it has let have none."""
+        assert self._planner is not None
+        assert self._held is not None
+        keeps, copies = self._held.keeping.held
+        mine = Told(self._profile.name, Holder(keeps=keeps, copies=copies), self._load.of_a_step())
+        offers, hosts = self.offers.others(), {self._organizer: mine}
+        for peer, holder in self._saying().items():
+            if self._may_hold(peer):
+                hosts[peer] = Told(offers[peer].name, holder, read(offers[peer].load, holder.keeps))
+        return standing(self._settings, self._held.keeping.names, hosts, self._planner.plan, self._organizer)
 
     def begin_anew(self) -> None:
         """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
@@ -264,6 +289,7 @@ class ExpertMember:
             state=self._state,
             layers=layers_of(kept, grid),
             copies=layers_of(followed, grid),
+            load=b"" if self._planner is not None else told(self._load.of_a_step(), kept),
             step=0 if held is None else min(held.keeping.bank.steps(kept | followed), default=0),
             room=0 if held is None else held.room,
             assigned=None if self._planner is None else self._planner.said,

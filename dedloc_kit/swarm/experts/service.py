@@ -18,6 +18,7 @@ from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch
 from dedloc_kit.experts.usual import Usual
 from dedloc_kit.run import MAX_BATCHES, ExpertsConfig, RunConfig
+from dedloc_kit.swarm.experts.load import Load
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward, receive_call
 from dedloc_kit.swarm.network.bounds import AtATime
 from dedloc_kit.swarm.network.service import Service, Stream, encode
@@ -128,13 +129,15 @@ class ExpertService(Service):
 
     :param turns: whose thread computes
     :param form: in which what is answered travels
+    :param me: the host
     :ivar rejections: what was refused, by kind
     """
 
     name = "experts"
 
-    def __init__(self, run: RunConfig, bank: Bank, turns: Turns, form: Form, limits: Limits) -> None:
+    def __init__(self, run: RunConfig, bank: Bank, turns: Turns, form: Form, limits: Limits, me: str = "") -> None:
         assert run.experts is not None
+        self.load = Load(me)
         self._settings: ExpertsConfig = run.experts
         self._bank, self._turns, self._form = bank, turns, form
         self._judge = Judge()
@@ -217,6 +220,8 @@ class ExpertService(Service):
                     made.tickets.append(self._bank.keep(name, given.clone(), microbatch, peer))
                 made.outputs.append(output)
                 made.answered.append(at)
+                if microbatch is not None:
+                    self.load.add(peer, name, len(given), max(self._bank.steps([name]), default=0))
         return made
 
     def _backward(self, peer: str, call: Backward, gradients: Tensor) -> Computed:

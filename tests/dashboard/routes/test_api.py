@@ -26,6 +26,7 @@ LISTS = (
     "people/p",
     "teams",
     "lenders",
+    "hosts",
     "peers",
     "regions",
     "rounds",

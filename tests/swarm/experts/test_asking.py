@@ -9,7 +9,7 @@ import torch
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts
-from dedloc_kit.swarm.experts import service
+from dedloc_kit.swarm.experts import asking, service
 from dedloc_kit.swarm.experts.deadline import MIN_SECONDS
 from dedloc_kit.swarm.experts.protocol import Forward
 from dedloc_kit.swarm.experts.service import Limits
@@ -71,12 +71,28 @@ def test_less_is_sent_with_little_error(form: str, error: float) -> None:
             assert float((mine[cell] - right[cell]).norm() / right[cell].norm()) < error
 
 
+def test_a_trainer_counts_for_each_host_what_it_answered_both_ways(two: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = two.trainer("t")
+    learn(trainer, 1, 2)
+    rows = {cell: len(each) for cell, each in tokens(1).items()}
+    held = {"a": CELLS[::2], "b": CELLS[1::2]}  # a layer of six
+    once = {host: sum(rows[cell] for cell in cells) for host, cells in held.items()}
+    assert trainer.answered(1) == once
+    assert {name: host.service.load.for_others for name, host in two.hosts.items()} == once
+    two.cut("b")
+    learn(trainer, 2, 2, 2)
+    assert trainer.answered(2) == {"a": 2 * once["a"], "b": once["b"]}
+    monkeypatch.setattr(asking, "MAX_CONFIRMED", 1)
+    assert [list(trainer.answered(turn)) for turn in (2, 3, 4)] == [["a"], ["b"], ["a"]]
+
+
 def test_calls_of_no_microbatch_are_answered_and_add_nothing(two: Swarm) -> None:
     trainer, given = two.trainer("t"), tokens(1)
     assert trainer.forward(LAYER, given, keep=False).ticket is None
     answers = trainer.forward(LAYER, given, keep=True)
     assert trainer.backward(LAYER, answers.ticket, given).keys() == set(CELLS)
     assert not any(sums(host.bank) for host in two.hosts.values())
+    assert trainer.answered(1) == {}
 
 
 def test_a_call_that_comes_before_the_step_it_is_for_waits_for_it(two: Swarm) -> None:

@@ -342,6 +342,13 @@ def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_s
     assert brings("abcd") == "", "it has begun"
 
 
+def test_what_hosts_of_experts_have_answered_is_brought_to_each_step(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    assert me.rounds._contribution().answered == {}
+    me.rounds.confirms(lambda step: {"QmHost": 100 * step})
+    assert me.rounds._contribution().answered == {"QmHost": 100}
+
+
 @pytest.mark.parametrize(("loss", "said"), [(2.5, 2.5), (1e12, MAX_LOSS), (-1e12, -MAX_LOSS)])
 def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
     tmp_path: Path, loss: float, said: float

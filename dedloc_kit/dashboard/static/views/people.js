@@ -7,7 +7,7 @@ import { hueOf, me, nameOf, pageOf, tally } from "../names.js";
 import { go } from "../router.js";
 import { keepAsking } from "../run.js";
 import { leaderboard } from "./leaderboard.js";
-import { lenderList } from "./lenders.js";
+import { hostList, lenderList } from "./gifts.js";
 import { viewHead } from "./head.js";
 
 const WHO = "Whoever gives computing is here, by the name they chose.";
@@ -39,7 +39,8 @@ export function show(root, { signal }) {
   });
   const board = leaderboard(signal);
   const upper = build("div", { class: "upper" }, circles.section, teams.section);
-  root.append(head.element, build("div", { class: "page" }, mine, empty, upper, board, lenderList(signal)));
+  const gifts = [hostList(signal), lenderList(signal)];
+  root.append(head.element, build("div", { class: "page" }, mine, empty, upper, board, ...gifts));
 
   let known = null;
   const draw = () => known && drawBubbles(picture, known);

@@ -2,7 +2,7 @@
 
 import { STEPS, chart, token } from "../chart.js";
 import { build, figure, keyed, section, setText } from "../dom.js";
-import { ago, at, brief, count, day, duration, loss, percent, plural, visibleDevice, visibleName } from "../format.js";
+import { ago, at, brief, bytes, count, day, duration, loss, percent, plural, visibleDevice, visibleName } from "../format.js";
 import { me, rememberMe } from "../names.js";
 import { retitle } from "../router.js";
 import { keepAsking, run, subscribe } from "../run.js";
@@ -36,10 +36,13 @@ export function show(root, { parameter: peer, signal }) {
   const rank = figure("Rank");
   const time = figure("Time given");
   const recent = figure("Samples a day lately");
+  const answered = figure("Tokens answered");
+  const carried = figure("Carried");
+  const samples = [given, rank, recent];
   const numbers = build(
     "dl",
     { class: "figures plain-figures" },
-    ...[given, rank, time, recent].map((one) => one.element),
+    ...[given, rank, time, recent, answered, carried].map((one) => one.element),
   );
   const daily = days();
   const losses = lossChart(signal);
@@ -60,6 +63,7 @@ export function show(root, { parameter: peer, signal }) {
       const name = visibleName(person.name);
       setText(head.title, name);
       retitle(name);
+      setText(active, person.samples ? "Training now" : "Here now");
       active.hidden = !person.active || person.sent_away;
       away.hidden = !person.sent_away;
       setText(
@@ -74,10 +78,18 @@ export function show(root, { parameter: peer, signal }) {
       );
       setText(given.value, brief(person.samples));
       setText(given.aside, `${percent(person.share, 1)} of all, in ${plural(person.steps, "global step")}`);
+      for (const one of samples) one.element.hidden = !person.samples;
+      answered.element.hidden = !person.answered;
+      setText(answered.value, brief(person.answered));
+      setText(answered.aside, "by experts on their machine, as those who train confirm");
+      carried.element.hidden = !person.carried;
+      setText(carried.value, bytes(person.carried));
+      setText(carried.aside, "over their line, for those who train");
       setText(rank.value, person.rank ? count(person.rank) : "–");
       setText(rank.aside, `of ${plural(run.state?.contributor_count ?? person.rank, "person", "people")}`);
       setText(time.value, duration(person.seconds));
-      setText(time.aside, `in ${plural(person.sessions, "session")}`);
+      time.element.hidden = !person.seconds;
+      setText(time.aside, person.samples ? `in ${plural(person.sessions, "session")}` : "their line was lent");
       setText(recent.value, brief(Math.round(person.recent)));
       setText(recent.aside, "half as much for each week past");
       daily.update(values.days);
@@ -114,6 +126,7 @@ function days() {
 
   function update(list) {
     known = list;
+    part.section.hidden = !list.length;
     const samples = new Map(list.map((one) => [one.day, one.samples]));
     const shown = Array.from({ length: DAYS }, (_, index) =>
       new Date(Date.now() - 86_400_000 * (DAYS - 1 - index)).toISOString().slice(0, 10),
