@@ -91,11 +91,15 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
         coordinator.wait_for_step(STEPS)
         last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
         assert coordinator.worker.stop() == 0
-    held = coordinator.wait_for(ExpertsState, lambda event: event.held.startswith("each of 6"))
-    assert {host.peer for host in held.hosts} == {host.joined.peer for host in volunteers[2:]}
+    hosts = {host.joined.peer for host in volunteers[2:]}
+
+    def held_twice(event: ExpertsState) -> bool:
+        return event.held.startswith("each of 6") and {host.peer for host in event.hosts} == hosts
+
+    coordinator.wait_for(ExpertsState, held_twice)
     tokens = TOKENS * run.experts.chosen * sum(event.step.samples for event in coordinator.steps)
     credited = credit(coordinator)
-    assert credited.keys() == {host.joined.peer for host in volunteers[2:]}
+    assert credited.keys() == hosts
     assert 0.5 * tokens < sum(credited.values()) < tokens, "what a host asks itself is not to its credit"
     loop = plain_loop(run, volunteers, coordinator)
     assert abs(last - create_task(run, TASKS).evaluate(loop.model).loss) < 1e-5

@@ -217,6 +217,23 @@ class ExpertMember:
                 hosts[peer] = Told(offers[peer].name, holder, read(offers[peer].load, holder.keeps))
         return standing(self._settings, self._held.keeping.names, hosts, self._planner.plan, self._organizer)
 
+    @property
+    def answered(self) -> int:
+        """Tokens that experts here have answered for others."""
+        return self._load.for_others
+
+    def standing(self) -> ExpertsState:
+        """Of the organizer: how all experts stand. Nobody is believed whom it has let have none."""
+        assert self._planner is not None
+        assert self._held is not None
+        keeps, copies = self._held.keeping.held
+        mine = Told(self._profile.name, Holder(keeps=keeps, copies=copies), self._load.of_a_step())
+        offers, hosts = self.offers.others(), {self._organizer: mine}
+        for peer, holder in self._saying().items():
+            if self._may_hold(peer):
+                hosts[peer] = Told(offers[peer].name, holder, read(offers[peer].load, holder.keeps))
+        return standing(self._settings, self._held.keeping.names, hosts, self._planner.plan, self._organizer)
+
     def begin_anew(self) -> None:
         """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
         assert self._planner is not None
