@@ -178,7 +178,7 @@ def _lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             f"CPU/all {each.cores:.2f} of {os.cpu_count()}, load {each.load:.0f}",
             flush=True,
         )
-    yield {"wire_share": max(each.share for each in rows), "lines": [asdict(each) for each in rows]}
+    yield {"wire_share": rows[0].share, "lines": [asdict(each) for each in rows]}
 
 
 def _calls(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
