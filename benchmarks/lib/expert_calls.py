@@ -138,6 +138,7 @@ def calls_run(width: int, hidden: int) -> RunConfig:
             "task": {"name": "causal"},
             "data": {"train": [{"dataset": "nowhere"}]},
             "experts": {"layers": [0], "grid": list(GRID), "chosen": CHOSEN, "width": width, "hidden": hidden},
+            "averaging": {"overlap": False},
         }
     )
 
