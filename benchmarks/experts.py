@@ -152,17 +152,17 @@ def _nothing() -> None:
 def main() -> int:
     options = _parse()
     end_on_signal()
-    found: dict[str, Any] = {}
-    try:
-        for part in (part for part in _PARTS if part in options.parts):
+    found, failed = dict[str, Any](), False
+    for part in (part for part in _PARTS if part in options.parts):
+        try:
             for each in _PARTS[part](options):
                 found |= each
                 if options.json:
                     options.json.write_text(json.dumps(found, indent=1) + "\n")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        except UserError as error:  # the other parts do not need it
+            print(f"{part}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
 def _lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
