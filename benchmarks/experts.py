@@ -1,9 +1,13 @@
-"""What does a mixture of experts learn, are its experts used alike, and what do slow and failing hosts cost it?
+"""What does a mixture of experts learn, are its experts used alike, and what does it cost that they are at hosts?
 
     python -m benchmarks.experts                     # smoke.toml, with the demo's text where its own is not
     python -m benchmarks.experts --run RUN.toml --overrides FILE.toml --seeds 0 1 2
+    python -m benchmarks.experts --parts lines death
 
-All in one process, by the plain loop (`lib/mixture.py`), every way on the same batches in the same order:
+`calls`: how long 512 tokens take through experts in two other processes, beside hivemind's (`lib/expert_calls.py`).
+`lines`: what four trainers and four hosts on home lines reach of what these carry; needs root (`lib/expert_lines.py`).
+`death`: what it costs that all processes of one of two hosts are killed (`lib/expert_deaths.py`).
+`learning`: in one process, by the plain loop (`lib/mixture.py`), every way on the same batches in the same order:
 
 - the mixture as the run has it;
 - `dense`: the same run without `[experts]`, whose feed-forward networks have as many channels as the experts that a
@@ -17,6 +21,7 @@ Balance is how many tokens the most used expert of a layer gets, over the mean, 
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -30,8 +35,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.lib import expert_calls
+from benchmarks.lib.expert_deaths import after_kill
+from benchmarks.lib.expert_lines import carried
 from benchmarks.lib.mixture import PlainLoop
+from benchmarks.lib.network import read_network
+from benchmarks.lib.peers import end_on_signal
 from benchmarks.lib.simulated_hosts import Trouble, simulated
+from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.machine.home import home
@@ -39,6 +50,8 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.run import RunConfig, load_run, parse_run, seed_of
 from dedloc_kit.tasks import Batch, create_task
 
+IN_FLIGHT = (1, 3)
+"""Microbatches that each trainer has on its way: of a volunteer with one device, and with three."""
 MICROBATCH = 16
 LAST = 100
 """Steps over which balance is measured."""
@@ -138,11 +151,65 @@ def _nothing() -> None:
 
 def main() -> int:
     options = _parse()
+    end_on_signal()
+    found, failed = dict[str, Any](), False
+    for part in (part for part in _PARTS if part in options.parts):
+        try:
+            for each in _PARTS[part](options):
+                found |= each
+                if options.json:
+                    options.json.write_text(json.dumps(found, indent=1) + "\n")
+        except UserError as error:  # the other parts do not need it
+            print(f"{part}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)
+
+
+def _lines(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if options.network is None:
+        print("lines: left out, for they need --network RATE/ROUND-TRIP")
+        return
+    rows = []
+    for in_flight in IN_FLIGHT:
+        rows.append(each := carried(options.network, in_flight))
+        print(
+            f"lines: {in_flight} microbatch(es) of a trainer at once: {each.rate:.0f} tokens/s, {each.share:.2f} of "
+            f"what the lines carry; the busiest line is full for {each.busiest:.2f}; {each.failed} experts failed; "
+            f"CPU/all {each.cores:.2f} of {os.cpu_count()}, load {each.load:.0f}",
+            flush=True,
+        )
+    yield {"wire_share": rows[0].share, "lines": [asdict(each) for each in rows]}
+
+
+def _calls(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    ours, theirs = expert_calls.ours(), expert_calls.with_hivemind()
+    speedup = theirs.both / ours.both
+    print(
+        f"calls: {ours.forward * 1e3:.0f} ms there and {ours.backward * 1e3:.0f} ms back, hivemind "
+        f"{theirs.forward * 1e3:.0f} and {theirs.backward * 1e3:.0f}: {speedup:.0f} times as fast; "
+        f"load {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
+    yield {"speedup_over_hivemind": speedup, "calls": {"ours": asdict(ours), "hivemind": asdict(theirs)}}
+
+
+def _death(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    death = after_kill()
+    print(
+        f"death: {death.nan} losses are no numbers, {death.failed_steps} failed steps; a trainer waited for experts "
+        f"{death.wait_seconds:.1f} s more than usual ({death.usual_seconds:.2f} s a microbatch); the longest step took "
+        f"{death.longest_step:.1f} s, usual are {death.usual_step:.1f}; load {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
+    yield {"after_kill": asdict(death)}
+
+
+def _learning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(options.threads)
     given = options.run is not None
     base = load_run(options.run, options.overrides) if given else prepare_demo("experts", home() / "demo" / "experts")
     if base.global_batch % MICROBATCH:
-        sys.exit(f"the run's global_batch must be a multiple of {MICROBATCH}")
+        raise UserError(f"the run's global_batch must be a multiple of {MICROBATCH}")
     if options.steps:
         base = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"total_steps": options.steps})})
     steps, found = base.optimizer.total_steps, list[Learned]()
@@ -157,11 +224,13 @@ def main() -> int:
                 _ROW.format(seed, way, f"{each.held_out:.4f}", balance, each.seconds, each.simulated_seconds or ""),
                 flush=True,
             )
-            if options.json:
-                options.json.write_text(json.dumps(summary(found, steps), indent=1) + "\n")
+            yield summary(found, steps)
     for told, ratio in summary(found, steps)["over"].items():
         print(f"held-out loss, {told}: {ratio:.3f}")
-    return 0
+
+
+_PARTS = {"lines": _lines, "calls": _calls, "death": _death, "learning": _learning}
+"""In this order: what forks comes before what computes."""
 
 
 def over(found: list[Learned], way: str, other: str) -> float | None:
@@ -194,6 +263,8 @@ def summary(found: list[Learned], steps: int) -> dict[str, Any]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=list(_PARTS), metavar="PART", help="%(choices)s")
+    parser.add_argument("--network", default="50mbit/60ms", help="of lines: a rate and a round trip; loopback: none")
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="with [experts]; default: the recipe's small form")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="train once with each")
@@ -202,7 +273,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=known, default=known, metavar="WAY", help="%(choices)s")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
-    return parser.parse_args()
+    options = parser.parse_args()
+    read_network(parser, options)
+    return options
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ def main() -> int:
     add = parser.add_argument
     add("--balance", action="store_true", help="also without any other")
     add("--memory", action="store_true", help="takes minutes")
+    add("--stages", type=int, default=6, help="of --memory, as is the next one")
+    add("--width", type=int, default=2048, help="of their layers")
     add("--seeds", type=int, default=5, help="of --balance")
     add("--network", default="loopback", help="a rate and a round trip, such as 100mbit/60ms")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --network, as are the following")
@@ -41,7 +43,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     try:
         if options.memory:
-            rows = memory_rows()
+            rows = memory_rows(options.stages, options.width)
         elif options.network is not None:
             length = Length(options.rounds, options.step_seconds, options.dying_seconds)
             for row in network_rows(options.network, options.cases, length, options.seed):

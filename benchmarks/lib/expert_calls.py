@@ -27,6 +27,7 @@ from hivemind.moe import RemoteMixtureOfExperts, Server, get_experts
 from hivemind.p2p import P2P
 from torch import Tensor
 
+from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, Microbatch, counting
 from dedloc_kit.keys import IDENTITY_FILE
@@ -41,6 +42,7 @@ from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.remote.tensors import Form
 from dedloc_kit.swarm.remote.turns import Turns
 
 WIDTH, GRID, CHOSEN, TOKENS = 64, (4, 4), 2, 512
@@ -69,23 +71,11 @@ class Timing:
 
 def ours(tokens: int = TOKENS) -> Timing:
     """With a bank in each of two processes, in float32."""
-    run = _run()
-    assert run.experts is not None
+    run = calls_run(WIDTH, 4 * WIDTH)
     with ExitStack() as stack:
-        loop, p2p, endpoint = stack.enter_context(_endpoint(run))
-        addresses = [str(address) for address in loop.run(p2p.get_visible_maddrs())]
-        hosts = [stack.enter_context(_process("ours", str(at), *addresses)) for at in range(HOSTS)]
-        offers = {peer: _offer(run, at) for at, peer in enumerate(hosts)}
-        known = Hosts(endpoint, run.experts, lambda: offers, lambda *_: None)
-        following = loop.start(known.follow())
-        stack.callback(following.cancel)
-        experts = RemoteExperts(loop, known, GRID[1], "float32")
-        until = time.monotonic() + SECONDS
-        while not experts.alive(0).all():
-            if time.monotonic() > until:
-                raise TimeoutError("the hosts are not there")
-            time.sleep(0.01)
-        inputs = _inputs(tokens)
+        hosts = [stack.enter_context(_process("ours", str(at))) for at in range(HOSTS)]
+        experts = stack.enter_context(asking(run, hosts, "float32"))
+        inputs = drawn(tokens, WIDTH)
         timings = [_timed(experts, inputs) for _ in range(TIMES)]
     return _median(timings[2:])
 
@@ -131,32 +121,75 @@ def _median(timings: Sequence[Timing]) -> Timing:
     return Timing(statistics.median(t.forward for t in timings), statistics.median(t.backward for t in timings))
 
 
-def _inputs(tokens: int) -> dict[Cell, Tensor]:
-    """Each goes to some of the experts."""
+def drawn(tokens: int, width: int) -> dict[Cell, Tensor]:
+    """Each token goes to some of the experts."""
     torch.manual_seed(0)
-    given = torch.randn(tokens, WIDTH)
+    given = torch.randn(tokens, width)
     chosen = torch.rand(tokens, GRID[0] * GRID[1]).topk(CHOSEN).indices
     return {Cell(*divmod(cell, GRID[1])): given[(chosen == cell).any(1)] for cell in chosen.unique().tolist()}
 
 
-def _run() -> RunConfig:
+def calls_run(width: int, hidden: int) -> RunConfig:
+    """With one layer of experts."""
     return parse_run(
         {
             "name": "calls",
             "global_batch": 64,
             "task": {"name": "causal"},
             "data": {"train": [{"dataset": "nowhere"}]},
-            "experts": {"layers": [0], "grid": list(GRID), "chosen": CHOSEN, "width": WIDTH, "hidden": 4 * WIDTH},
+            "experts": {"layers": [0], "grid": list(GRID), "chosen": CHOSEN, "width": width, "hidden": hidden},
+            "averaging": {"overlap": False},
         }
     )
 
 
-def _offer(run: RunConfig, at: int) -> HostOffer:
+@contextmanager
+def asking(run: RunConfig, hosts: Sequence[str], form: Form, address: str = "127.0.0.1") -> Iterator[RemoteExperts]:
+    """A trainer's experts, once all answer.
+
+    :param hosts: an address of each, in the order of what they hold
+    :param address: this machine's
+    """
+    assert run.experts is not None
+    with _endpoint(run, hosts, address) as (loop, _, endpoint):
+        offers = {host.rpartition("/")[2]: _offer(run, at, len(hosts)) for at, host in enumerate(hosts)}
+        known = Hosts(endpoint, run.experts, lambda: offers, lambda *_: None)
+        following = loop.start(known.follow())
+        try:
+            experts = RemoteExperts(loop, known, GRID[1], form)
+            until = time.monotonic() + SECONDS
+            while not experts.alive(0).all():
+                if time.monotonic() > until:
+                    raise UserError("the hosts are not there")
+                time.sleep(0.01)
+            yield experts
+        finally:
+            following.cancel()
+
+
+@contextmanager
+def hosting(run: RunConfig, at: int, hosts: int, form: Form, address: str = "127.0.0.1") -> Iterator[str]:
+    """Answer for every so manyth expert; an address of this host."""
+    assert run.experts is not None
+    bank, turns = Bank(run), Turns()
+    bank.hold(names_of(run.experts)[at::hosts])
+    with _endpoint(run, (), address) as (loop, p2p, endpoint):
+        loop.run(endpoint.add(ExpertService(run, bank, turns, form, Limits())))
+        computing = Computing(turns)
+        computing.start()
+        computing.ready.wait()
+        try:
+            yield str(loop.run(p2p.get_visible_maddrs())[0])
+        finally:
+            computing.stop()
+
+
+def _offer(run: RunConfig, at: int, hosts: int) -> HostOffer:
     assert run.experts is not None
     return HostOffer(
         run_id=run.run_id,
         state="online",
-        layers=layers_of(names_of(run.experts)[at::HOSTS], GRID),
+        layers=layers_of(names_of(run.experts)[at::hosts], GRID),
         client_mode=False,
         addresses=(),
         device="cpu",
@@ -166,7 +199,7 @@ def _offer(run: RunConfig, at: int) -> HostOffer:
 
 
 @contextmanager
-def _endpoint(run: RunConfig, known: Sequence[str] = ()) -> Iterator[tuple[Loop, P2P, Endpoint]]:
+def _endpoint(run: RunConfig, known: Sequence[str], address: str) -> Iterator[tuple[Loop, P2P, Endpoint]]:
     with tempfile.TemporaryDirectory() as folder, Loop() as loop:
         identity = Identity(Path(folder) / IDENTITY_FILE)
         signer = Signer(identity)
@@ -175,7 +208,7 @@ def _endpoint(run: RunConfig, known: Sequence[str] = ()) -> Iterator[tuple[Loop,
             gated.create(
                 initial_peers=known,
                 identity_path=str(identity.path),
-                host_maddrs=_LOOPBACK,
+                host_maddrs=[f"/ip4/{address}/tcp/0"],
                 startup_timeout=SECONDS,
                 use_relay=False,
                 check_if_identity_free=False,
@@ -211,18 +244,9 @@ def _host(kind: str, at: int, known: Sequence[str]) -> None:
 
 
 def _host_ours(at: int, known: Sequence[str], said: IO[str]) -> None:
-    run, turns = _run(), Turns()
-    assert run.experts is not None
-    bank = Bank(run)
-    bank.hold(names_of(run.experts)[at::HOSTS])
-    with _endpoint(run, known) as (loop, p2p, endpoint):
-        loop.run(endpoint.add(ExpertService(run, bank, turns, "float32", Limits())))
-        computing = Computing(turns)
-        computing.start()
-        computing.ready.wait()
-        print(p2p.peer_id, file=said)
+    with hosting(calls_run(WIDTH, 4 * WIDTH), at, HOSTS, "float32") as address:
+        print(address, file=said)
         sys.stdin.read()
-        computing.stop()
 
 
 def _host_hivemind(at: int, known: Sequence[str], said: IO[str]) -> None:

@@ -8,6 +8,7 @@ belong to its process: when that ends, also because this one was killed, nothing
 """
 
 import argparse
+import ctypes
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from dedloc_kit.errors import UserError
 
 _SOURCE = Path(__file__).with_name("emulator.c")
 _LINE = re.compile(r"(\d+(?:\.\d+)?)mbit/(\d+(?:\.\d+)?)ms")
+_NETWORK = 0x40000000  # CLONE_NEWNET
 QUEUE_MS = 100.0
 """How long a packet may wait at a line before it is dropped, as in a home router without bufferbloat."""
 
@@ -184,6 +186,16 @@ def open_network(line: Line | None, hosts: int, others: Mapping[int, Line] | Non
     except UserError:
         return Loopback()
     return Network(hosts, 0.0, 0.0)
+
+
+def enter(namespace: str) -> None:
+    """This thread, and what it starts, is in this network from now on."""
+    descriptor = os.open(namespace, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, _NETWORK):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    finally:
+        os.close(descriptor)
 
 
 def _check_machine() -> None:

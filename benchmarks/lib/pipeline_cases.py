@@ -4,6 +4,7 @@ import math
 import os
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,12 @@ def network_rows(line: Line, cases: Sequence[str], length: Length, seed: int) ->
             batch = max(STAGES * EACH, round(best_rate(peers) * length.step_seconds))
             how = {"steps": length.rounds, "seed": seed, **how}
             setting = Setting(tuple(peers), batch, line.delay_ms, **how)
-            return run(setting, Path(name) / str(next(runs)))
+            found = run(setting, Path(name) / str(next(runs)))
+            kind = " of fixed pipelines" * setting.fixed + f" with {found.deaths} deaths" * setting.dying
+            lost, twice, partly = found.counts
+            text = f"{found.rate:.2f} /s in {setting.steps} steps{kind}; lost {lost}, twice {twice}, partly {partly}, "
+            print(f"{text}again {found.again}; load {found.load:.0f}", file=sys.stderr, flush=True)
+            return found
 
         alike, mixed = equal(line), uneven(seed)
         base = measured(alike) if {"equal", "deaths", "clients"} & set(cases) else None

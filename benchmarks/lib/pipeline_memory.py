@@ -21,9 +21,8 @@ from dedloc_kit.coordinator.stage_costs import expected_memory
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
 
-STAGES, STEPS, MICROBATCHES = 6, 3, 4
-WIDE, NARROW = 2048, 32
-NARROW_STAGES = 2
+STEPS, MICROBATCHES = 3, 4
+NARROW, NARROW_STAGES = 32, 2
 """A process of the same kind takes as much whatever their number."""
 START_SECONDS, STEP_SECONDS, LEAVE_SECONDS = 600.0, 900.0, 300.0
 _LOOK_SECONDS, _SEARCH_SECONDS = 0.05, 1.0
@@ -69,16 +68,16 @@ class Watch(threading.Thread):
         self.high[name][pid] = max(self.high[name].get(pid, 0), sizes.get("VmHWM", 0))
 
 
-def memory_rows() -> list[dict[str, Any]]:
-    """Of each peer, printed as it comes. Raises UserError."""
+def memory_rows(stages: int, width: int) -> list[dict[str, Any]]:
+    """Of each peer, printed at the end. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="dedloc-pipeline-") as folder:
         narrow = _watched(NARROW_STAGES, NARROW, Path(folder) / "narrow")
-        wide = _watched(STAGES, WIDE, Path(folder) / "wide")
-    run = wide_run(STAGES, WIDE, MICROBATCHES)
-    costs = [expected_memory(run, WideStages(run), number) for number in range(STAGES)]
+        wide = _watched(stages, width, Path(folder) / "wide")
+    run = wide_run(stages, width, MICROBATCHES)
+    costs = [expected_memory(run, WideStages(run), number) for number in range(stages)]
     state = sum(cost.held for cost in costs)
     needed = max(cost.held + cost.activations for cost in costs)
-    print(f"{STAGES} stages, the whole state {state / 1e6:.0f} MB; of a stage with a microbatch {needed / 1e6:.0f} MB")
+    print(f"{stages} stages, the whole state {state / 1e6:.0f} MB; of a stage with a microbatch {needed / 1e6:.0f} MB")
     rows = []
     for name in wide.own:
         kind = "stage 0" if name.startswith("stage") else name

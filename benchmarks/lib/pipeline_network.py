@@ -1,5 +1,6 @@
 """Peers of pipelines on hosts of an emulated network, for as many global steps as are to be measured."""
 
+import math
 import os
 import random
 import statistics
@@ -24,6 +25,9 @@ START_SECONDS, STALL_SECONDS = 240.0, 240.0
 """By then a peer has joined, or a step is done, or they never will."""
 DEATH_SECONDS, AWAY_SECONDS = 60.0, 20.0
 """Between two deaths, and from one until another peer comes."""
+CLOSED_SECONDS = 10.0
+"""After one stage of a fixed pipeline has taken a step the others have had what there is of it: its only driver may
+have died in the middle, and its stage peers, which drive nothing, could not tell."""
 POLL_SECONDS = 0.02
 GPIPE_IN_FLIGHT = 8
 """Microbatches of a fixed pipeline on their way: more would only wait."""
@@ -237,7 +241,12 @@ class Pipelines:
     def _full(self, chain: int, stage: int) -> bool:
         step, slots = self._step(chain, stage), self._of(chain, stage)
         wanted = max((self._board.samples(slot, Board.WANTED, step) for slot in slots), default=0)
+        if self._setting.fixed and time.monotonic() > CLOSED_SECONDS + self._first_taken(chain, step + 1):
+            return True
         return 0 < wanted <= sum(self._board.samples(slot, Board.ADDED, step) for slot in slots)
+
+    def _first_taken(self, chain: int, step: int) -> float:
+        return min((at for (c, _, taken), at in self._taken.items() if (c, taken) == (chain, step)), default=math.inf)
 
     def _take(self, chain: int, stage: int, now: float) -> None:
         step = self._step(chain, stage) + 1

@@ -5,7 +5,6 @@ all-reduce, and a newcomer's download. A stage goes on to the next global step a
 batch, as the benchmark sees on a board that all processes share.
 """
 
-import ctypes
 import mmap
 import os
 import secrets
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.lib.best_pipeline import LENGTH, ROWS, WIDTH
+from benchmarks.lib.network import enter
 from dedloc_kit.events import AnyEvent, Joined
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
@@ -34,7 +34,6 @@ FORWARD = 0.25
 LOOK_SECONDS, TURN_SECONDS = 0.02, 0.05
 SLOTS = 128
 _SAMPLES = 2**32
-_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class Board:
@@ -166,7 +165,7 @@ class SimulatedComputer(StageComputer):
 
 def play(place: Place, board: Board, folder: Path, emit: Callable[[AnyEvent], None]) -> None:
     """Live as this peer, in a process of its own that has no other thread which needs the network; never returns."""
-    _enter(place.namespace)
+    enter(place.namespace)
     torch.set_num_threads(1)
     run, slot = place.run, place.slot
     settings = PeerConfig(folder=folder / f"peer{slot}", name=f"peer{slot}", host=place.host)
@@ -236,11 +235,3 @@ def _tell(place: Place, board: Board, member: members.PipelineMember, held: Stag
 def _next_batch() -> Batch:
     ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
     return {"input_ids": ids, "labels": ids}
-
-
-def _enter(namespace: str) -> None:
-    """This thread, and what it starts, is in this network from now on."""
-    descriptor = os.open(namespace, os.O_RDONLY)
-    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _NETWORK):
-        raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
-    os.close(descriptor)

@@ -88,7 +88,7 @@ def stage_volunteer(
         raise UserError(f"this run has {pipeline.count} stages, from 0 on; choose --stage below {pipeline.count}")
     whole = create_task(run, peer.task_module)
     assert isinstance(whole, Divisible)
-    fits = _fitting(run, peer, whole, emit if mover is None else lambda event: None)
+    fits = _fitting(run, peer, whole, emit) if mover is None else frozenset(mover.fits)
     known = initial_peers(invitation, peer.folder)
     entry = Entry(
         *(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")),
@@ -154,6 +154,7 @@ class _Work:
     ) -> None:
         self._run = run = invitation.run_config()
         self._peer, self._task, self._me, self._emit, self._stop = peer, task, me, emit, stop
+        self._fits = fits
         assert run.pipeline is not None
         stages = [task.stage(number) for number in range(run.pipeline.count)]
         self._stage, self._gradients = stages[me.optimizer.run.stage or 0], _Gradients(me)
@@ -262,7 +263,8 @@ class _Work:
         while not self._ends() and not self._moving.needed_here() and time.monotonic() < until:
             if needed or (member.idle and not optimizer.tally.samples):
                 member.go()
-                return Mover(stage=move.stage, session=self._me.profile.session, given=self.given)
+                fits = tuple(sorted(self._fits))
+                return Mover(stage=move.stage, session=self._me.profile.session, given=self.given, fits=fits)
             self._turn()
             needed = needed or self._moving.needed_at(move.stage)
         self._gradients.refuse(False)

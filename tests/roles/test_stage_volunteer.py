@@ -140,6 +140,7 @@ class Going:
         optimizer, profile = SimpleNamespace(tally=self.tally), SimpleNamespace(session="5e55")
         work._me = cast(SwarmPeer, SimpleNamespace(optimizer=optimizer, profile=profile))
         work._member, work._gradients = cast(PipelineMember, self), cast(Any, self)
+        work._fits = frozenset({0, 1})
         work._moving, work._stage = self.swarm.plan("a"), cast(Any, SimpleNamespace(number=0, count=3, share=0.5))
         work._emit = lambda event: self.did.append(event.text)  # type: ignore[union-attr]
         monkeypatch.setattr(work, "_ends", lambda: False)
@@ -181,7 +182,7 @@ def test_who_moves_in_peace_goes_once_all_that_it_computed_has_counted(monkeypat
         lambda: going.becomes(idle=False, samples=0),  # what it drove may have to be sent again
         lambda: going.becomes(idle=True, samples=0),
     ]
-    assert going.begin() == Mover(stage=1, session="5e55", given=15.0)
+    assert going.begin() == Mover(stage=1, session="5e55", given=15.0, fits=(0, 1))
     assert not going.events
     assert going.did == [QUIET, "begins no more", "takes no more", "goes"]
 

@@ -21,11 +21,13 @@ class Mover(BaseModel):
     """A volunteer on its way from one stage to another, and what it takes along.
 
     :ivar given: samples that have counted in its session, each by its stage's share of the computation
+    :ivar fits: numbers of the stages that its machine holds: nobody waits while it finds out once more
     """
 
     stage: StageNumber
     session: Digest
     given: Annotated[float, Field(ge=0)]
+    fits: tuple[StageNumber, ...]
 
 
 class Others(Protocol):

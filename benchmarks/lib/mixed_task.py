@@ -1,0 +1,77 @@
+"""A task with experts whose device takes a fixed time: what a microbatch takes beside that, it waits for experts."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.lib.task import Device, simulated_run, wait_for_start
+from dedloc_kit.experts.mixture import Mixture, imbalance_of
+from dedloc_kit.records import Evaluation
+from dedloc_kit.run import RunConfig, seed_of
+
+WIDTH, HIDDEN, TOKENS, GRID = 64, 64, 32, (2, 4)
+
+
+class SimulatedMixed:
+    """Tokens through a linear layer, a mixture with a residual, and a linear layer."""
+
+    def __init__(self, run: RunConfig) -> None:
+        assert run.experts is not None
+        self._settings, self._seed = run.experts, seed_of(run.run_id, "weights")
+        self._seconds = float(run.task.options["seconds"])
+        self._device = Device()
+
+    def why_without_experts(self) -> str:
+        return ""
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        return nn.ModuleList([first, Mixture(0, self._settings, self._seed), last])
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+
+    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
+        wait_for_start()
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield {"x": torch.randn(microbatch, TOKENS, WIDTH, generator=generator)}
+
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+        time.sleep(self._seconds)
+        self._device.begin()
+        loss = self._loss(model, batch)
+        self._device.watch(loss, len(batch["x"]))
+        return loss
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        batch = {"x": torch.randn(16, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))}
+        with torch.no_grad():
+            return Evaluation(loss=float(self._loss(model, batch)))
+
+    def _loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        first, mixture, last = model
+        hidden = first(batch["x"])
+        loss: Tensor = (last(hidden + mixture(hidden)) - batch["x"].abs().roll(1, dims=2)).square().mean()
+        return loss + self._settings.balance * imbalance_of(model)
+
+
+TASKS = {"simulated-mixed": SimulatedMixed}
+
+
+def mixed_run(seconds: float, global_batch: int) -> RunConfig:
+    """:param seconds: of a microbatch, beside its calls"""
+    return simulated_run(
+        "mixed",
+        1,
+        seconds,
+        global_batch,
+        task={"name": "simulated-mixed", "seconds": seconds},
+        experts={"layers": [0], "grid": list(GRID), "width": WIDTH, "hidden": HIDDEN},
+        averaging={"overlap": False},
+    )
