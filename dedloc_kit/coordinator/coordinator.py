@@ -26,7 +26,7 @@ from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, 
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
-from dedloc_kit.mixing import hosting
+from dedloc_kit.mixing import HostNews, hosting
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
@@ -167,6 +167,7 @@ class _Role:
         self._uploader: Uploader | None = None
         self._hosting = ExitStack()
         self._member: ExpertMember | None = None
+        self._host_news: HostNews | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -197,6 +198,7 @@ class _Role:
         state = self._me.optimizer.state
         if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
             self._member = self._hosting.enter_context(hosting(self._me, known, state, self._emit))
+            self._host_news = HostNews(self._member, state)
 
     def publish(self) -> None:
         """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
@@ -247,6 +249,9 @@ class _Role:
                 self._look_for_twin(stop)
                 if self._member is not None:
                     self._member.follow()
+                if self._host_news is not None:
+                    for text in self._host_news.take(now):
+                        self._emit(Warned(text=text, alert=True))
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()

@@ -251,7 +251,7 @@ class ExpertMember:
         for peer, offer in self._entitled().items():
             with suppress(ValueError):
                 keeps, copies = (names_in(each, self._settings.grid) for each in (offer.layers, offer.copies))
-                found[peer] = Holder(keeps=keeps, copies=copies)
+                found[peer] = Holder(keeps=keeps, copies=copies, time=offer.time)
         return found
 
     def _entitled(self) -> Mapping[str, HostOffer]:

@@ -17,11 +17,13 @@ class Holder:
     :ivar room: experts that it can hold
     :ivar keeps: those that answer there
     :ivar copies: those that it stands in for
+    :ivar time: when it said so, by its own clock
     """
 
     room: int = 0
     keeps: Collection[ExpertName] = ()
     copies: Collection[ExpertName] = ()
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
