@@ -353,3 +353,75 @@ def test_strangers_get_no_experts() -> None:
         with pytest.raises(NoCopies):
             these.run(stranger.following.fetch(ORGANIZER, NAMES, 0))
         assert not stranger.keeping.bank.names
+
+
+def nan(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each * float("nan") if name.startswith("model.") else each for name, each in tensors.items()}
+
+
+def huge(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each * 1e9 if name.startswith("model.") else each for name, each in tensors.items()}
+
+
+def negative(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the optimizer remembers leads to NaN with the next step."""
+    return {name: each if name.startswith("model.") else each - 1.0 for name, each in tensors.items()}
+
+
+@pytest.mark.parametrize(("change", "ahead"), [(nan, 0), (huge, 0), (negative, 0), (dict, 10**6)])
+def test_what_cannot_be_an_expert_is_taken_over_from_no_keeper(change: Callable[..., Any], ahead: int) -> None:
+    with group("ab") as these:
+        these.assign("a")
+        these.step(1)
+        bank = these["a"].keeping.bank
+        right = bank.state
+
+        def wrong(name: ExpertName, step: int | None = None) -> State:
+            tensors, at = right(name, step)
+            return change(tensors), at + ahead
+
+        bank.state = wrong  # type: ignore[method-assign]
+        with pytest.raises(NoCopies):
+            these.run(these["b"].following.follow("a", NAMES))
+        assert not these["b"].keeping.bank.names
+        with pytest.raises(NoCopies):
+            these.run(these[ORGANIZER].following.fetch("a", NAMES, 1))
+
+
+@pytest.mark.parametrize("field", [{"step": 4}, {"rate": 0.2}, {"exponent": 999}])
+def test_a_step_that_cannot_be_right_is_not_taken(field: dict[str, Any]) -> None:
+    with group("ab") as these:
+        these.assign("a")
+        running, follower = these["b"].running, these["b"].following
+        assert running is not None
+        running.cancel()
+        coming = these.loop.start(follower.follow("a", NAMES))
+        these.until(lambda: follower.live == set(NAMES))
+        plainly = these["a"].service._tell
+
+        async def lie(news: Any, stream: Any) -> None:
+            message, exponent = news.message
+            wrong = {key: each for key, each in field.items() if key != "exponent"}
+            await plainly(replace(news, **wrong, message=(message, field.get("exponent", exponent))), stream)
+
+        these.step(1)
+        these.until(lambda: same(these["a"].keeping, these["b"].keeping, 1))
+        these["a"].service._tell = lie  # type: ignore[method-assign]
+        these.step(2)
+        with pytest.raises(NoCopies):
+            coming.result(SECONDS)
+        right = {1: plain(1), 2: plain(1, 2)}  # of those that were told nothing a mean of nothing is right
+        for name in NAMES:
+            tensors, step = these["b"].keeping.bank.state(name)
+            assert step == 1 or name.layer != LAYER
+            assert all(torch.equal(each, right[step].bank.state(name)[0][key]) for key, each in tensors.items())
+
+
+def test_sums_that_no_gradients_have_cost_only_themselves() -> None:
+    with group("a") as these:
+        these.assign("a")
+        keeping = these["a"].keeping
+        keeping.bank.add_sums(NAMES[0], {1: torch.ones(these["a"].coder.size)})
+        keeping.add(NAMES[0], {1: torch.full((these["a"].coder.size,), 3e38)})
+        told = sums(keeping.bank)
+        assert torch.equal(told[f"{NAMES[0]} 1"], torch.ones(these["a"].coder.size))
