@@ -79,7 +79,7 @@ def _note_bits(file: Path) -> None:
         follow(self, name, *rest)
         note(self, name)
 
-    Bank.take_one, Bank.follow = taken, followed  # type: ignore[method-assign]
+    Bank.take_one, Bank.follow = taken, followed  # type: ignore[method-assign, assignment]
 
 
 def _note_calls(file: Path) -> None:

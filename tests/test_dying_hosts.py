@@ -4,11 +4,11 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from dedloc_kit.events import Hosted, LocalProgress, StepDone, Warned
+from dedloc_kit.events import Hosted, Joined, LocalProgress, StepDone, Warned
 from tests.swarm.harness import Peer, Swarm, ledger_of, processes_of, wait_until
 from tests.tiny_mixed import mixed_run
 
@@ -38,6 +38,8 @@ class Dying:
         self.folder = folder
         self.coordinator = swarm.coordinator(task_module="tests.dying_mixed")
         self.hosts = {name: self._host(swarm, name) for name in HOSTS}
+        for host in self.hosts.values():
+            host.wait_for(Joined, deadline=DEADLINE)
         self.settle()
         self.trainer = swarm.volunteer(
             "trainer",
@@ -82,8 +84,11 @@ class Dying:
             for there, back in zip(lines[::2], lines[1::2], strict=False)
         ]
 
-    def hit(self, call: Literal["forward", "backward"], what: signal.Signals) -> tuple[str, int]:
-        """One who keeps experts, in the middle of such a call; returns the last global step that was finished."""
+    def hit(self, call: str, what: signal.Signals) -> tuple[str, int]:
+        """One who keeps experts, in the middle of such a call; returns the last global step that was finished.
+
+        :param call: `forward` or `backward`
+        """
         name = max(self.hosts, key=lambda name: self.held(self.hosts[name]).kept)
         waiting = self.folder / f"{name}.waiting"
         waiting.write_text(f"{call} {int(what)}")
@@ -121,7 +126,7 @@ def test_hosts_die_and_stall_and_no_expert_loses_a_step_until_all_who_have_it_ar
     with Swarm(mixed_run(global_batch=BATCH), tmp_path) as swarm:
         dying = Dying(swarm, tmp_path)
         for call in ("forward", "backward"):
-            name, step = dying.hit(call, signal.SIGKILL)  # type: ignore[arg-type]
+            name, step = dying.hit(call, signal.SIGKILL)
             dead = dying.hosts.pop(name)
             dying.all_answer(step)
             wait_until(lambda dead=dead: not processes_of(dead.worker.pid), f"a process of {dead.name} is left")  # type: ignore[misc]

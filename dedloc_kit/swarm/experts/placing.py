@@ -107,7 +107,7 @@ class Planner:
             if offer.state == "online" and offer.room and peer in holders and peer not in self.stale
         }
         self.plan = plan(self._names, there, self.plan)
-        self.said = assigned(self.plan, self._names, [peer for peer in holders if offers[peer].room])
+        self.said = assigned(self.plan, self._names, [peer for peer in holders if peer in offers and offers[peer].room])
 
 
 def assigned(made: Plan, names: Sequence[ExpertName], named: Collection[str]) -> Assigned:

@@ -1,5 +1,6 @@
 """Some answers of a host are compared with those of the other one that holds the same experts."""
 
+import secrets
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +82,7 @@ def test_who_differs_from_several_is_named_alone(three: Swarm, monkeypatch: pyte
     trainer = trainer_of(three)
     lie(three.hosts["a"].bank, "output")
     for place in (0, 1):
-        monkeypatch.setattr(checking.secrets, "randbelow", lambda most, place=place: min(place, most - 1))
+        monkeypatch.setattr(secrets, "randbelow", lambda most, place=place: min(place, most - 1))
         learn(trainer, place, 2)
         compared(three, trainer)
     assert trainer._hosts.accuses == ("a",)
