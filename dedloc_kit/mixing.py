@@ -20,6 +20,7 @@ from dedloc_kit.experts.stored import Stored
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records import GlobalStep
 from dedloc_kit.run import RunConfig
+from dedloc_kit.steering.settled import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form
@@ -35,6 +36,8 @@ RENEW_SECONDS, PAUSES = 1.0, 9.0
 times as long as the last one took: a tenth of the time is what its line and theirs give to that."""
 STOP_SECONDS = 10.0
 """For a copy that is on its way when everything ends."""
+MAX_NAMED = 3
+"""Hosts, or experts, in one sentence."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +86,36 @@ def hosting(
         finally:
             left.set()
             renewing.join(STOP_SECONDS)
+
+
+class HostNews:
+    """What the organizer is to know of the hosts."""
+
+    def __init__(self, member: ExpertMember, state: MixedState) -> None:
+        self._member, self._state = member, state
+        self._accused = Settled()
+
+    def take(self, now: float) -> Iterator[str]:
+        """What is new, each in a sentence.
+
+        :param now: by the clock of this machine, in seconds
+        """
+        if lost := self._state.take_lost():
+            back = f"back as this machine knew them, {max(lost.values())} global steps ago or less"
+            yield f"all hosts of these experts are gone: {_some(list(map(str, lost)))}; they are {back}"
+        found = self._member.accused()
+        if self._accused.news(tuple(sorted(found)), now):
+            hosts = _some([f"{peer} ({count} trainers)" for peer, count in found.items()])
+            yield (
+                f"trainers say that these hosts answer wrongly, or unlike others: {hosts}; 'dedloc kick' sends one away"
+                if found
+                else "no two trainers say any more that a host answers wrongly"
+            )
+
+
+def _some(things: Sequence[str]) -> str:
+    more = f" and {len(things) - MAX_NAMED} more" if len(things) > MAX_NAMED else ""
+    return ", ".join(things[:MAX_NAMED]) + more
 
 
 class Mixing:

@@ -531,6 +531,8 @@ class HostOffer(Record):
     """Bytes of memory for experts."""
     assigned: Assigned | None = None
     """The organizer's."""
+    accuses: Annotated[tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)] = ()
+    """Hosts of which this trainer has found that they answer wrongly, or unlike others; see `StageOffer`."""
     through: Annotated[tuple[PeerId, ...], Field(max_length=4, strict=False)] = ()
     """Peers that forward calls to it, if nobody can dial it."""
     forwards: bool = False

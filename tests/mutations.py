@@ -40,6 +40,55 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a stand-in gives way to the record of a dead keeper",
+        "swarm/experts/hosting.py",
+        " if each.time > self._gone.get(peer, -1.0)",
+        "",
+        "tests/swarm/experts/test_hosting.py -k record_that_it_has_left",
+    ),
+    Mutation(
+        "a keeper that has slept keeps what others have learned from meanwhile",
+        "swarm/experts/hosting.py",
+        "if others and name in self._doubted and self._is_awake:",
+        "if False:",
+        "tests/swarm/experts/test_hosting.py -k has_slept",
+    ),
+    Mutation(
+        "hosts of experts that answer unlike others are not told of",
+        "swarm/experts/checking.py",
+        "self._hosts.differ(one.client.peer, other.client.peer)",
+        "pass",
+        "tests/swarm/experts/test_checking.py -k both_are_named",
+    ),
+    Mutation(
+        "hosts of experts are compared after different steps",
+        "swarm/experts/checking.py",
+        "            if answer.step == one.step:",
+        "            if True:",
+        "tests/swarm/experts/test_checking.py -k same_step_alone",
+    ),
+    Mutation(
+        "an expert is taken over with what leads to NaN",
+        "experts/bank.py",
+        "trial.take(1, 1, self._run.optimizer.learning_rate)",
+        "pass",
+        "tests/swarm/experts/test_hosting.py -k 'taken_over_from and negative'",
+    ),
+    Mutation(
+        "the keeper of an expert may choose its learning rate",
+        "experts/keeping.py",
+        "if rate > MAX_RATE * self._run.optimizer.learning_rate:",
+        "if False:",
+        "tests/swarm/experts/test_hosting.py -k not_taken",
+    ),
+    Mutation(
+        "a sum of absurd gradients goes to an expert's keeper",
+        "experts/expert.py",
+        'raise Refused("absurd")',
+        "pass",
+        "tests/swarm/experts/test_hosting.py -k only_themselves",
+    ),
+    Mutation(
         "stages wait for what nobody computes again",
         "swarm/pipeline/driver.py",
         "self._take_back(call.step, call.rows)",

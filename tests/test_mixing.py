@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
-from dedloc_kit.experts.calls import Experts, Microbatch, current_microbatch
+from dedloc_kit.experts.calls import ExpertName, Experts, Microbatch, current_microbatch
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.mixing import Mixing
+from dedloc_kit.mixing import HostNews, Mixing
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.checkpoint import Checkpoints
@@ -156,6 +156,26 @@ def test_a_volunteer_waits_while_no_expert_answers_and_only_what_follows_trials_
     experts.answers = False
     assert mixing.await_experts(over)
     assert "no host of experts answers" in cast(Warned, heard[-2]).text
+
+
+def test_the_organizer_is_told_once_which_experts_are_lost_and_whom_several_trainers_accuse() -> None:
+    accused, lost = dict[str, int](), dict[ExpertName, int]()
+    member: Any = SimpleNamespace(accused=lambda: accused)
+    state: Any = SimpleNamespace(take_lost=lambda: {name: lost.pop(name) for name in list(lost)})
+    news = HostNews(member, state)
+    assert not list(news.take(0.0))
+    lost |= {ExpertName(0, 1, column): column for column in range(5)}
+    [told] = news.take(1.0)
+    assert "0.1.0, 0.1.1, 0.1.2 and 2 more" in told
+    assert "4 global steps ago or less" in told
+    accused["peer"] = 3
+    assert not list(news.take(2.0)), "it may be over in a moment"
+    [told] = news.take(70.0)
+    assert "peer (3 trainers)" in told
+    assert not list(news.take(80.0))
+    accused.clear()
+    news.take(81.0)
+    assert [*news.take(82.0), *news.take(150.0)] == ["no two trainers say any more that a host answers wrongly"]
 
 
 def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> PlainLoop:

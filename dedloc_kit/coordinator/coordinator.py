@@ -28,7 +28,7 @@ from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, 
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
-from dedloc_kit.mixing import hosting
+from dedloc_kit.mixing import HostNews, hosting
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
@@ -169,6 +169,7 @@ class _Role:
         self._uploader: Uploader | None = None
         self._hosting = ExitStack()
         self._member: ExpertMember | None = None
+        self._host_news: HostNews | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -202,6 +203,7 @@ class _Role:
         if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
             folder = self._peer.folder / "experts"
             self._member = self._hosting.enter_context(hosting(self._me, known, state, folder, self._emit))
+            self._host_news = HostNews(self._member, state)
 
     def publish(self) -> None:
         """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
@@ -257,6 +259,9 @@ class _Role:
                 if self._member is not None:
                     self._member.follow()
                     self._emit(self._member.standing())
+                if self._host_news is not None:
+                    for text in self._host_news.take(now):
+                        self._emit(Warned(text=text, alert=True))
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()

@@ -232,10 +232,12 @@ class Bank:
             expert.load(tensors, step)
 
     def check(self, name: ExpertName, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError if these are not the tensors of an expert."""
-        with self._lock:
-            expert = self._experts.get(name)
-        (expert or self._first(name)).check_tensors(tensors)
+        """Raise ValueError if these are not the tensors of an expert, or not of one that can take a step: what an
+        optimizer remembers may be finite and lead to what is not."""
+        trial = self._first(name)
+        trial.load(tensors, 0)
+        trial.take(1, 1, self._run.optimizer.learning_rate)
+        trial.check_tensors(trial.copy()[0])
 
     def like(self) -> dict[str, Tensor]:
         """Tensors of the shapes and types of any expert's."""

@@ -1,5 +1,6 @@
 """One expert with its optimizer, and what it has been told for global steps that are to come."""
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +18,11 @@ from dedloc_kit.training.optimizers.portable import norm
 
 AHEAD = 1
 """Global steps beyond the next one that gradients may be for: a trainer hears of a step before a host does."""
+
+LARGEST = 1e12
+"""No sum of gradients over a batch is as large in the mean."""
+LARGE = 1e3
+"""No parameters of an expert that learns are as large in the mean."""
 
 
 class Expert:
@@ -87,6 +93,8 @@ class Expert:
                 return False
             total = self._sums.pop(step, None)
             mean = torch.zeros(self.layout.size) if total is None else total.div_(samples)
+            if not is_finite(mean):  # of numbers that each were; NaN would stay for good
+                mean.zero_()
             self._take(step, said(mean), rate)
             return True
 
@@ -118,7 +126,9 @@ class Expert:
 
     def add_sums(self, sums: Mapping[int, Tensor]) -> None:
         """Add what another copy of it was told; as with `add` what comes late goes into the next step, and what is too
-        old or far ahead is dropped."""
+        old or far ahead is dropped. Raises Refused, and adds nothing, if one is larger than any can be."""
+        if not all(norm(total.numpy()) <= LARGEST * math.sqrt(self.layout.size) for total in sums.values()):
+            raise Refused("absurd")
         with self._lock:
             for step, total in sums.items():
                 if self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
@@ -179,6 +189,8 @@ class Expert:
                 raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, not {tuple(own.shape)}")
             if not is_finite(other):
                 raise ValueError(f"'{name}' holds numbers that are not finite")
+            if name.startswith("model.") and float(other.norm()) > LARGE * math.sqrt(other.numel()):
+                raise ValueError(f"'{name}' holds numbers that are far too large")
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {f"model.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}

@@ -15,7 +15,9 @@ from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
 
 REMEMBERED = 64
-"""Global steps of which it is known how many samples they had."""
+"""Global steps of which it is known how many samples they had; nobody who keeps an expert is further ahead."""
+MAX_RATE = 10.0
+"""Times what the run's file says a keeper may have for a learning rate, as the organizer may when the run goes back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +205,7 @@ class Keeping:
 
     def hold(self, name: ExpertName, state: State) -> None:
         """Begin to follow an expert from this state on; raises ValueError if it cannot be one."""
+        self._check_step(state[1])
         with self._lock:
             self._followed.add(name)
             try:
@@ -213,10 +216,18 @@ class Keeping:
                 raise
 
     def follow(self, name: ExpertName, step: int, mean: Tensor, rate: float) -> None:
-        """Take the step that the keeper has taken; raises ValueError if it is not the next one."""
+        """Take the step that the keeper has taken; raises ValueError if it is not the next one, or cannot be right."""
+        self._check_step(step)
+        if rate > MAX_RATE * self._run.optimizer.learning_rate:
+            raise ValueError(f"a learning rate of {rate:g}")
         with self._lock:
             if name in self._followed:
                 self.bank.follow(name, step, mean, rate)
+
+    def _check_step(self, step: int) -> None:
+        """Raise ValueError for one that the swarm is far from."""
+        if self._samples and step > self.step + REMEMBERED:
+            raise ValueError(f"global step {step}, after {self.step}")
 
     def told(self, name: ExpertName) -> dict[int, Tensor]:
         """What an expert that is followed was told here since this was asked last, for its keeper."""
@@ -233,5 +244,6 @@ class Keeping:
             if name in self._followed:
                 self._followed.discard(name)
                 if sums is not None:
-                    self.bank.add_sums(name, sums)
+                    with suppress(Refused):
+                        self.bank.add_sums(name, sums)
                 self._catch_up({name})

@@ -58,6 +58,7 @@ class MixedState(TrainingState):
         self._names = names_of(run.experts)
         self.bank = Bank(run)
         self._stored = Stored(None, run.run_id)
+        self._lost: dict[ExpertName, int] = {}
         self._fetch: Fetch = lambda names, step, take: None
         self._begin_anew: Callable[[], object] = lambda: None
         self._fetching = threading.Lock()
@@ -101,7 +102,14 @@ class MixedState(TrainingState):
         tensors, step = copy
         newest = max(step, self.keeping.step)
         _log.warning("the expert %s is lost with all who had it: it goes back by %d steps", name, newest - step)
+        self._lost[name] = newest - step
         return tensors, newest
+
+    def take_lost(self) -> dict[ExpertName, int]:
+        """The experts that have come back as they were known last since this was asked, and how many steps they have
+        lost."""
+        lost, self._lost = self._lost, {}
+        return lost
 
     def take(self, step: int, samples: int) -> None:
         """Let the experts that are here take a global step that the trunk has taken or come to.

@@ -32,6 +32,12 @@ class LocalNetwork:
         """What this peer writes goes nowhere from now on; its streams stand."""
         self._frozen.add(peer)
 
+    def is_frozen(self, peer: str) -> bool:
+        return peer in self._frozen
+
+    def thaw(self, peer: str) -> None:
+        self._frozen.discard(peer)
+
     def break_lines(self, me: str, peer: str, name: str) -> None:
         """Streams of one peer to this service of another one break; new ones can be opened."""
         for place, stream in self._named:

@@ -1,6 +1,7 @@
 """A trainer's experts, wherever they are: all hosts are asked at once, and whoever fails is left out."""
 
 import asyncio
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,12 @@ from torch import Tensor
 from dedloc_kit.experts.calls import Answers, Cell, Ticket, current_microbatch
 from dedloc_kit.experts.usual import Usual
 from dedloc_kit.records import MAX_CONFIRMED
+from dedloc_kit.swarm.experts.checking import Checks, Compared
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.hosts import Host, Hosts
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward
 from dedloc_kit.swarm.remote.loop import Loop
-from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, scaled
+from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, scaled, unpacked
 
 ENOUGH_TOKENS = 4
 """From so many different ones on an expert's answers differ."""
@@ -27,11 +29,13 @@ class _Left:
     """What a forward call has left at a host: tickets by cell.
 
     :ivar counts: are its gradients part of a global step?
+    :ivar compared: what is to be compared, too, once the gradient has come
     """
 
     host: Host
     tickets: Mapping[Cell, int]
     counts: bool
+    compared: Compared | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +53,11 @@ class RemoteExperts:
 
     :param loop: in which `hosts` are followed
     :param form: in which tokens and gradients travel
+    :param checks: of some of the answers; none where hosts are no others' machines
     """
 
-    def __init__(self, loop: Loop, hosts: Hosts, columns: int, form: Form) -> None:
-        self._loop, self._hosts, self._columns, self._form = loop, hosts, columns, form
+    def __init__(self, loop: Loop, hosts: Hosts, columns: int, form: Form, checks: Checks | None = None) -> None:
+        self._loop, self._hosts, self._columns, self._form, self._checks = loop, hosts, columns, form, checks
         self._usual: dict[tuple[int, type[Call]], Usual] = {}
         self._answered = Counter[str]()
         self._lock = threading.Lock()
@@ -99,7 +104,8 @@ class RemoteExperts:
                 continue
             outputs |= zip(answered, made, strict=True)
             tickets = dict(zip(answered, answer.tickets, strict=False))
-            left.append(_Left(each.host, tickets, counts=microbatch is not None))
+            compared = self._compared(layer, each, answer, made)
+            left.append(_Left(each.host, tickets, microbatch is not None, compared))
         return Answers(outputs, left if keep else None)
 
     def backward(self, layer: int, ticket: Ticket, gradients: Mapping[Cell, Tensor]) -> Mapping[Cell, Tensor]:
@@ -123,7 +129,24 @@ class RemoteExperts:
             if each.host in counting:
                 with self._lock:
                     self._answered[each.host.client.peer] += sum(map(len, made))
+        if self._checks is not None:
+            for compared in (left.compared for left in ticket if left.compared is not None):
+                cell = compared.cell
+                if cell in of_inputs:
+                    both = compared._replace(gradient=gradients[cell], of_inputs=of_inputs[cell])
+                    self._loop.soon(self._checks.look, both)
         return of_inputs
+
+    def _compared(self, layer: int, asked: _Asked, answer: Answer, made: Sequence[Tensor]) -> Compared | None:
+        """Begin to compare what one of the experts has answered, if it is to be."""
+        if self._checks is None or not made or answer.step is None or not self._checks.drawn():
+            return None
+        place = secrets.randbelow(len(made))
+        at = answer.answered[place]
+        given = unpacked(asked.content).float().split(asked.call.tokens)[at]
+        compared = Compared(asked.host, layer, asked.cells[at], answer.step, given, made[place])
+        self._loop.soon(self._checks.look, compared)
+        return compared
 
     def _ask(self, layer: int, asked: Sequence[_Asked]) -> list[tuple[_Asked, Answer, list[Tensor]]]:
         """All at once; those that answer, with what may be right."""

@@ -66,7 +66,7 @@ class Following:
                         if head.step != step or not head.here:
                             raise ValueError("an expert of another step")
                         tensors = await listening.heard(self._coder.receive_state(stream))
-                        self._keeping.bank.check(name, tensors)
+                        await asyncio.to_thread(self._keeping.bank.check, name, tensors)
                         await asyncio.to_thread(take, name, (tensors, step))
 
     async def follow(self, peer: str, names: Sequence[ExpertName]) -> None:
@@ -100,6 +100,7 @@ class Following:
                 raise ValueError("an expert that is here already")
             if head.here:
                 tensors = await listening.heard(self._coder.receive_state(stream))
+                await asyncio.to_thread(keeping.bank.check, name, tensors)
                 await asyncio.to_thread(keeping.hold, name, (tensors, head.step))
             elif held.get(name) != head.step + 1:
                 raise ValueError("an expert that is not here is not sent")

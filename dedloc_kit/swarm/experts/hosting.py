@@ -53,6 +53,11 @@ class Hosting:
         self._told: tuple[set[ExpertName], set[ExpertName]] = set(), set()
         self._again: dict[str, float] = {}
         self._since: dict[ExpertName, float] = {}
+        self._gone: dict[str, float] = {}
+        """When those said something last whose experts this peer has taken over: their records live on for a while."""
+        self._looked = self._woke = time.monotonic()
+        self._doubted = set[ExpertName]()
+        """That this peer kept when it woke up last: others may have taken them over meanwhile."""
         self._lingers: dict[ExpertName, float] = {}
         """Until when a copy of what was given away stays."""
 
@@ -69,13 +74,16 @@ class Hosting:
     def look(self) -> None:
         """Do what is due."""
         plan, organizer = self._plan()
-        holders = self._holders()
+        holders = {peer: each for peer, each in self._holders().items() if each.time > self._gone.get(peer, -1.0)}
         kept_by: dict[ExpertName, list[str]] = {}
         for peer, holder in holders.items():
             for name in holder.keeps:
                 kept_by.setdefault(name, []).append(peer)
         copied = {name for holder in holders.values() for name in holder.copies}
         kept, followed = self._keeping.held
+        if time.monotonic() > self._looked + ALONE_SECONDS:
+            self._woke, self._doubted = time.monotonic(), kept
+        self._looked = time.monotonic()
         wanted: dict[str, list[ExpertName]] = {}
         for name in self._keeping.names:
             keeper, stand_in = plan.keepers.get(name, organizer), plan.stand_ins.get(name)
@@ -84,7 +92,10 @@ class Hosting:
             if not rival and (name in kept or name in self._following.live or (others and name not in followed)):
                 self._since.pop(name, None)
             if name in kept:
-                if rival:
+                if others and name in self._doubted and self._is_awake:
+                    _log.warning("%s keeps the expert %s since this machine slept", others[0], name)
+                    self._keeping.drop(name)
+                elif rival:
                     self._perhaps_yield(name, keeper)
                 elif keeper != self._me:
                     self._perhaps_give(name, keeper)
@@ -94,7 +105,9 @@ class Hosting:
                 elif name not in self._following.live:
                     if not others or name in self._following.moved:
                         self._since.setdefault(name, time.monotonic())
-                    if not self._is_alone(name) and others:
+                    if self._is_alone(name):
+                        self._gone |= {peer: holders[peer].time for peer in others}
+                    elif others:
                         wanted.setdefault(others[0], []).append(name)
             # Whoever stands in waits for the keeper, whom it would have to follow in a moment anyway.
             elif others and (self._me == keeper or (self._me == stand_in and others[0] == keeper)):
@@ -106,6 +119,11 @@ class Hosting:
         if (held := self._keeping.held) != self._told:
             self._told = held
             self._changed()
+
+    @property
+    def _is_awake(self) -> bool:
+        """Has this peer heard what others say since it woke up, and not long ago?"""
+        return ALONE_SECONDS < time.monotonic() - self._woke < MOVED_SECONDS
 
     def _perhaps_yield(self, name: ExpertName, keeper: str) -> None:
         """Two keep an expert: one of them was gone for a while, or has not heard the newest of the other."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.calls import Cell
-from dedloc_kit.records import HostOffer
+from dedloc_kit.records import MAX_ACCUSED, HostOffer
 from dedloc_kit.run import ExpertsConfig
 from dedloc_kit.swarm.experts.client import CallFailed, HostClient
 from dedloc_kit.swarm.experts.deadline import FIRST_SECONDS
@@ -26,7 +27,7 @@ AVOIDED_SECONDS, MAX_AVOIDED = 3.0, 60.0
 """For which a host, or one of its experts, is not asked after it has failed; for a host twice as long each time that it
 fails again, and at most."""
 BARRED_SECONDS = 1800.0
-"""The same for a host that has answered what is wrong."""
+"""The same for a host that has answered what is wrong; so long it is said to have done so."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class Hosts:
         self._read: dict[str, HostOffer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._barred: dict[str, float] = {}
+        self._unlike: dict[tuple[str, str], float] = {}
+        """Until when it counts that these two have answered differently what they should have answered alike."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def alive(self, layer: int) -> Tensor:
@@ -110,6 +113,39 @@ class Hosts:
                 if mine is not None:
                     found |= dict.fromkeys((Cell(*cell) for cell in mine.nonzero().tolist()), host)
         return found
+
+    def others(self, host: Host, layer: int, cell: Cell) -> list[Host]:
+        """Who else answers for an expert with the same bits; nobody while two say that they keep it."""
+        keep, copy = (
+            [
+                other
+                for other in self._hosts.values()
+                if (cells := (other.copies if copies else other.cells).get(layer)) is not None and cells[cell]
+            ]
+            for copies in (False, True)
+        )
+        return [other for other in (*keep, *copy) if other is not host and other.there] if len(keep) < 2 else []
+
+    @property
+    def accuses(self) -> tuple[str, ...]:
+        """Who answers wrongly, or unlike others, the latest ones; from any thread. Of two who differ it is who differs
+        from more others, else both."""
+        now = time.monotonic()
+        found = {peer: until for peer, until in list(self._barred.items()) if until > now}
+        pairs = {pair: until for pair, until in list(self._unlike.items()) if until > now}
+        counts = Counter(peer for pair in pairs for peer in pair)
+        for pair, until in pairs.items():
+            most = max(counts[peer] for peer in pair)
+            found |= {peer: max(until, found.get(peer, 0.0)) for peer in pair if counts[peer] == most}
+        return tuple(sorted(found, key=lambda peer: (-found[peer], peer))[:MAX_ACCUSED])
+
+    def differ(self, one: str, other: str) -> None:
+        """Two that hold the same expert have answered differently, and nobody can say who is right."""
+        self.failures.add("unlike")
+        _log.warning("hosts %s and %s answer differently for the same expert", one, other)
+        now = time.monotonic()
+        self._unlike = {pair: until for pair, until in self._unlike.items() if until > now}
+        self._unlike[min(one, other), max(one, other)] = now + BARRED_SECONDS
 
     async def call(self, host: Host, call: Call, content: Packed | None) -> tuple[Answer, list[Tensor]] | None:
         """What a host answers; none if it fails, then it is not asked for a while."""

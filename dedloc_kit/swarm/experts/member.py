@@ -20,6 +20,7 @@ from dedloc_kit.records import Assigned, HostOffer
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.experts.asking import RemoteExperts
+from dedloc_kit.swarm.experts.checking import Checks, accused
 from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.copies import Coder, CopyService
 from dedloc_kit.swarm.experts.following import Following, NoCopies
@@ -147,8 +148,9 @@ class ExpertMember:
                 own.append(ForwardingService(endpoint, self._gate))
             for each in own:
                 self._loop.run(endpoint.add(each))
-            hosts = Hosts(opener, self._settings, self._everyone, self._failed)
-            following = self._loop.start(hosts.follow())
+            self._hosts = Hosts(opener, self._settings, self._everyone, self._failed)
+            checks = Checks(self._hosts, self._signer.peer, self._settings.grid[1], self._form)
+            following = self._loop.start(self._hosts.follow())
             stack.callback(following.cancel)
             self.offers.start()
             stack.callback(self.offers.stop)
@@ -156,7 +158,7 @@ class ExpertMember:
                 self._following = Following(self._held.keeping, opener, coder)
                 self._host(self._held, copies, stack)
             self.say("online")
-            yield RemoteExperts(self._loop, hosts, self._settings.grid[1], self._form)
+            yield RemoteExperts(self._loop, self._hosts, self._settings.grid[1], self._form, checks)
 
     def _host(self, held: Held, copies: CopyService, stack: ExitStack) -> None:
         keeping, me = held.keeping, self._signer.peer
@@ -217,27 +219,14 @@ class ExpertMember:
                 hosts[peer] = Told(offers[peer].name, holder, read(offers[peer].load, holder.keeps))
         return standing(self._settings, self._held.keeping.names, hosts, self._planner.plan, self._organizer)
 
-    @property
-    def answered(self) -> int:
-        """Tokens that experts here have answered for others."""
-        return self._load.for_others
-
-    def standing(self) -> ExpertsState:
-        """Of the organizer: how all experts stand. Nobody is believed whom it has let have none."""
-        assert self._planner is not None
-        assert self._held is not None
-        keeps, copies = self._held.keeping.held
-        mine = Told(self._profile.name, Holder(keeps=keeps, copies=copies), self._load.of_a_step())
-        offers, hosts = self.offers.others(), {self._organizer: mine}
-        for peer, holder in self._saying().items():
-            if self._may_hold(peer):
-                hosts[peer] = Told(offers[peer].name, holder, read(offers[peer].load, holder.keeps))
-        return standing(self._settings, self._held.keeping.names, hosts, self._planner.plan, self._organizer)
-
     def begin_anew(self) -> None:
         """The organizer's run has gone back: it has all experts, as they were, and nobody else has them."""
         assert self._planner is not None
         self._planner.begin_anew(self._holders())
+
+    def accused(self) -> dict[str, int]:
+        """As `checking.accused`, of what all others say."""
+        return accused(self.offers.others())
 
     def hand_over(self) -> None:
         """Leave, but not before others keep what is kept here and know what was told here, as far as that does not take
@@ -295,7 +284,7 @@ class ExpertMember:
         for peer, offer in self._entitled().items():
             with suppress(ValueError):
                 keeps, copies = (names_in(each, self._settings.grid) for each in (offer.layers, offer.copies))
-                found[peer] = Holder(keeps=keeps, copies=copies)
+                found[peer] = Holder(keeps=keeps, copies=copies, time=offer.time)
         return found
 
     def _entitled(self) -> Mapping[str, HostOffer]:
@@ -318,6 +307,7 @@ class ExpertMember:
             step=0 if held is None else min(held.keeping.bank.steps(kept | followed), default=0),
             room=0 if held is None else held.room,
             assigned=None if self._planner is None else self._planner.said,
+            accuses=self._hosts.accuses,
             through=self._through() if profile.client_mode else (),
             forwards=not profile.client_mode,
             client_mode=profile.client_mode,

@@ -26,6 +26,7 @@ class Holder:
     :ivar copies: those that it stands in for
     :ivar line: how many it keeps beside one with 1.0, for its line; in a plan alone, as the next
     :ivar new: it has just come
+    :ivar time: when it said so, by its own clock
     """
 
     room: int = 0
@@ -33,6 +34,7 @@ class Holder:
     copies: Collection[ExpertName] = ()
     line: float = 1.0
     new: bool = False
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Planner:
             if offer.state == "online" and offer.room and peer in holders and peer not in self.stale
         }
         self.plan = plan(self._names, there, self.plan)
-        self.said = assigned(self.plan, self._names, [peer for peer in holders if offers[peer].room])
+        self.said = assigned(self.plan, self._names, [peer for peer in holders if peer in offers and offers[peer].room])
 
     def _measured(self, lines: Mapping[str, float]) -> None:
         usual = statistics.median(lines.values()) if lines else 0.0

@@ -68,6 +68,8 @@ class Answer(Record):
     """Of each of these, for the backward call, if one follows."""
     exponent: Exponent = 0
     """Of gradients."""
+    step: Count | None = None
+    """That all experts of this host had taken, whenever they computed this; none if it was not the same one."""
     waited: Seconds = 0.0
     """Until the experts had the step before the one that the call is for."""
 

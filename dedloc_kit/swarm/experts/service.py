@@ -122,6 +122,8 @@ class Computed(NamedTuple):
     outputs: list[Tensor]
     tickets: list[int]
     refused: list[Kind]
+    steps: set[int]
+    """That experts here had taken meanwhile."""
 
 
 class ExpertService(Service):
@@ -151,7 +153,10 @@ class ExpertService(Service):
     @property
     def step(self) -> int:
         """The global step that all experts here have taken."""
-        return min(self._bank.steps(self._bank.names), default=0)
+        return min(self._steps(), default=0)
+
+    def _steps(self) -> set[int]:
+        return set(self._bank.steps(self._bank.names))
 
     async def serve(self, peer: str, stream: Stream) -> None:
         try:
@@ -211,7 +216,7 @@ class ExpertService(Service):
             await asyncio.sleep(LOOK_SECONDS)
 
     def _forward(self, peer: str, call: Forward, inputs: Tensor) -> Computed:
-        made = Computed([], [], [], [])
+        made = Computed([], [], [], [], self._steps())
         microbatch = Microbatch(call.step, call.samples) if call.samples else None
         for at, (name, given) in enumerate(zip(self._names(call), inputs.split(call.tokens), strict=True)):
             with _refusing(made.refused):
@@ -222,14 +227,16 @@ class ExpertService(Service):
                 made.answered.append(at)
                 if microbatch is not None:
                     self.load.add(peer, name, len(given), max(self._bank.steps([name]), default=0))
+        made.steps.update(self._steps())
         return made
 
     def _backward(self, peer: str, call: Backward, gradients: Tensor) -> Computed:
-        made = Computed([], [], [], [])
+        made = Computed([], [], [], [], self._steps())
         for at, (ticket, gradient) in enumerate(zip(call.tickets, gradients.split(call.tokens), strict=True)):
             with _refusing(made.refused):
                 made.outputs.append(self._bank.learn(ticket, gradient, peer))
                 made.answered.append(at)
+        made.steps.update(self._steps())
         return made
 
     def _names(self, call: Forward) -> Sequence[ExpertName]:
@@ -245,8 +252,14 @@ class ExpertService(Service):
                 output, exponent = scaled(together, self._form)
             else:
                 output = packed(in_form(together, self._form), self._form)
-        answered, tickets = tuple(computed.answered), tuple(computed.tickets)
-        await stream.send(encode(Answer(answered=answered, tickets=tickets, exponent=exponent, waited=waited)))
+        answer = Answer(
+            answered=tuple(computed.answered),
+            tickets=tuple(computed.tickets),
+            exponent=exponent,
+            step=computed.steps.pop() if len(computed.steps) == 1 else None,
+            waited=waited,
+        )
+        await stream.send(encode(answer))
         if output is not None:
             await send_packed(stream, output)
 

@@ -4,21 +4,26 @@ while."""
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from dedloc_kit.records import MAX_REASON, Count, Reason, Record
+from dedloc_kit.swarm.audits.projections import TOLERANCE
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.bounds import TooMuch
-from dedloc_kit.swarm.remote.tensors import BadTensor
+from dedloc_kit.swarm.remote.tensors import BadTensor, Form
 
 ABSURD = 1e6
 """No hidden states or gradients of a model that learns are as large as this in the mean."""
 UNUSUAL = 1e3
 """By which factor one may be larger than is usual among the callers."""
+CODED: Mapping[Form, float] = {"8bit": 0.02, "float16": 0.005, "bfloat16": 0.01, "float32": 1e-5}
+"""How far two answers may be apart by their form alone, as a share of their norm. Of 8 bits 0.5 % was measured for each
+(a decoder of 4 and 8 layers), and 1.3 % is the worst, where one number in a block is far larger than the rest."""
 REMEMBERED = 256
 """Callers."""
 FORGIVEN, FORGOTTEN = 1, 600.0
@@ -115,6 +120,24 @@ class Barred:
             count, last = self._offences.pop(caller, (0, 0.0))
             count = min(count + 1, 20) if now < last + FORGOTTEN else 1
             self._offences = dict(list(self._offences.items())[1 - REMEMBERED :]) | {caller: (count, now)}
+
+
+def near(one: Tensor, other: Tensor, given: Tensor | None, form: Form) -> bool:
+    """Are these as near as what honest peers with other devices make of the same?
+
+    Measured by what they change: young layers add little to what goes into them, and whoever leaves them out would be
+    near, too.
+
+    :param given: what it was made of, where that is added to it
+    """
+    start = 0.0 if given is None else given.double()
+    both = one.double(), other.double()
+    change, size = (max(map(_norm, each)) for each in ([made - start for made in both], both))
+    return _norm(both[0] - both[1]) <= TOLERANCE * change + CODED[form] * size
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))
 
 
 class Judge:

@@ -12,6 +12,7 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Experts, Microbatch, counting
 from dedloc_kit.records import HostOffer
 from dedloc_kit.swarm.experts.asking import RemoteExperts
+from dedloc_kit.swarm.experts.checking import Checks
 from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.offer import layers_of
@@ -78,8 +79,11 @@ class Swarm:
         self.run(endpoint.add(ExpertService(RUN, Bank(RUN), Turns(), self.form, Limits(1))))
         return endpoint
 
-    def trainer(self, name: str) -> RemoteExperts:
-        """Once all experts that are offered are there."""
+    def trainer(self, name: str, holds: str = "") -> RemoteExperts:
+        """Once all experts that are offered are there.
+
+        :param holds: the host that it is itself
+        """
         assert RUN.experts is not None
 
         def failed(peer: str, kind: str) -> None:
@@ -87,7 +91,8 @@ class Swarm:
 
         hosts = Hosts(self.endpoint(name), RUN.experts, lambda: self.offers, failed)
         self._following.append(self.loop.start(hosts.follow()))
-        trainer = RemoteExperts(self.loop, hosts, GRID[1], self.form)
+        checks = Checks(hosts, holds or name, GRID[1], self.form)
+        trainer = RemoteExperts(self.loop, hosts, GRID[1], self.form, checks)
         self.until(lambda: bool(trainer.alive(LAYER).all()))
         return trainer
 

@@ -1,9 +1,11 @@
 """Experts go to those who are to hold them, and none is lost with its keeper; in one process over pairs of sockets."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.keeping import Keeping, State
+from dedloc_kit.swarm.experts import following
 from dedloc_kit.swarm.experts import hosting as module
 from dedloc_kit.swarm.experts.copies import Coder, CopyService, ToldHead, Wanted, send_sums
 from dedloc_kit.swarm.experts.following import Following, NoCopies
@@ -52,9 +55,11 @@ class Peer:
         self.running = self.group.loop.start(self.hosting.run())
 
     def holders(self) -> dict[str, Holder]:
-        """At once, where real peers hear of it after a while."""
+        """At once, where real peers hear of it after a while; who is frozen says nothing new."""
         others = {name: peer for name, peer in self.group.peers.items() if name != self.name}
-        return {name: Holder(0, *peer.keeping.held) for name, peer in others.items()}
+        said = {name: 0.0 if self.group.network.is_frozen(name) else time.monotonic() for name in others}
+        now = {name: Holder(0, *peer.keeping.held, time=said[name]) for name, peer in others.items()}
+        return now | self.group.last_words
 
     def learn(self, step: int, seed: int) -> None:
         """Every expert of a layer that is here is told a gradient."""
@@ -74,6 +79,7 @@ class Group:
         self.network, self.loop, self.form, self.plan = LocalNetwork(), Loop(), form, Plan()
         self.loop.__enter__()
         self.last: dict[ExpertName, State] = {}
+        self.last_words: dict[str, Holder] = {}
         self.peers: dict[str, Peer] = {}
         for name in (ORGANIZER, *hosts):
             self.peers[name] = Peer(self, name)
@@ -116,7 +122,7 @@ class Group:
             peer.keeping.stepped(step, 8)
 
     def kill(self, name: str) -> None:
-        """Its streams break, and its record is there no more."""
+        """Its streams break, and its record is there no more, unless `last_words` holds it."""
         peer = self.peers.pop(name)
         assert peer.running is not None
         peer.running.cancel()
@@ -253,11 +259,23 @@ def test_the_stand_in_of_a_keeper_that_dies_goes_on_with_its_bits_and_gets_a_sta
         assert same(these["c"].keeping, plain(1, 2), 2)
 
 
+def test_who_goes_on_for_a_dead_keeper_does_not_give_way_to_the_record_that_it_has_left() -> None:
+    with group("ab") as these:
+        these.assign("a", "b")
+        these.step(1)
+        these.until(lambda: same(these["a"].keeping, these["b"].keeping, 1))
+        these.last_words["a"] = Holder(0, *these["a"].keeping.held, time=5.0)
+        these.kill("a")
+        these.until(lambda: these["b"].keeping.kept == set(NAMES))
+        time.sleep(1.5)  # longer than two keep what one is to keep
+        assert same(these["b"].keeping, plain(1), 1)
+        these.last_words["a"] = replace(these.last_words["a"], time=6.0)  # it is back
+        these.until(lambda: not these["b"].keeping.kept)
+
+
 def test_a_keeper_that_says_nothing_is_taken_for_gone_and_gives_way_when_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from dedloc_kit.swarm.experts import following
-
     monkeypatch.setattr(following, "SILENT_SECONDS", 0.3)
     with group("ab") as these:
         these.assign("a", "b")
@@ -270,6 +288,28 @@ def test_a_keeper_that_says_nothing_is_taken_for_gone_and_gives_way_when_it_is_b
         these["a"].start()
         these.until(lambda: not these["a"].keeping.bank.names)
         assert these["b"].keeping.kept == set(NAMES)
+
+
+def test_a_keeper_that_has_slept_gets_back_what_others_have_learned_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(module, "RIVAL_SECONDS", 1e6)
+    with group("ab") as these:
+        these.assign("a", "b")
+        running = these["a"].running
+        assert running is not None
+        running.cancel()
+        these.network.freeze("a")
+        these.until(lambda: these["b"].keeping.kept == set(NAMES))
+        these["b"].learn(1, 1)
+        for peer in these.all:
+            peer.keeping.stepped(1, 8)
+        assert not same(these["a"].keeping, these["b"].keeping, 1)
+        monkeypatch.setattr(following, "SILENT_SECONDS", 6.0)  # nobody is to be taken for gone any more
+        these.network.thaw("a")
+        these["a"].start()
+        these.until(lambda: these["a"].keeping.kept == set(NAMES) == these["b"].following.live)
+        assert same(these["a"].keeping, plain(1), 1)
+        assert same(these["b"].keeping, plain(1), 1)
 
 
 def test_what_nobody_has_any_more_comes_back_as_the_organizer_knows_it() -> None:
@@ -319,3 +359,75 @@ def test_strangers_get_no_experts() -> None:
         with pytest.raises(NoCopies):
             these.run(stranger.following.fetch(ORGANIZER, NAMES, 0, lambda *_: None))
         assert not stranger.keeping.bank.names
+
+
+def nan(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each * float("nan") if name.startswith("model.") else each for name, each in tensors.items()}
+
+
+def huge(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: each * 1e9 if name.startswith("model.") else each for name, each in tensors.items()}
+
+
+def negative(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the optimizer remembers leads to NaN with the next step."""
+    return {name: each if name.startswith("model.") else each - 1.0 for name, each in tensors.items()}
+
+
+@pytest.mark.parametrize(("change", "ahead"), [(nan, 0), (huge, 0), (negative, 0), (dict, 10**6)])
+def test_what_cannot_be_an_expert_is_taken_over_from_no_keeper(change: Callable[..., Any], ahead: int) -> None:
+    with group("ab") as these:
+        these.assign("a")
+        these.step(1)
+        bank = these["a"].keeping.bank
+        right = bank.state
+
+        def wrong(name: ExpertName, step: int | None = None) -> State:
+            tensors, at = right(name, step)
+            return change(tensors), at + ahead
+
+        bank.state = wrong  # type: ignore[method-assign]
+        with pytest.raises(NoCopies):
+            these.run(these["b"].following.follow("a", NAMES))
+        assert not these["b"].keeping.bank.names
+        with pytest.raises(NoCopies):
+            these.run(these[ORGANIZER].following.fetch("a", NAMES, 1))
+
+
+@pytest.mark.parametrize("field", [{"step": 4}, {"rate": 0.2}, {"exponent": 999}])
+def test_a_step_that_cannot_be_right_is_not_taken(field: dict[str, Any]) -> None:
+    with group("ab") as these:
+        these.assign("a")
+        running, follower = these["b"].running, these["b"].following
+        assert running is not None
+        running.cancel()
+        coming = these.loop.start(follower.follow("a", NAMES))
+        these.until(lambda: follower.live == set(NAMES))
+        plainly = these["a"].service._tell
+
+        async def lie(news: Any, stream: Any) -> None:
+            message, exponent = news.message
+            wrong = {key: each for key, each in field.items() if key != "exponent"}
+            await plainly(replace(news, **wrong, message=(message, field.get("exponent", exponent))), stream)
+
+        these.step(1)
+        these.until(lambda: same(these["a"].keeping, these["b"].keeping, 1))
+        these["a"].service._tell = lie  # type: ignore[method-assign]
+        these.step(2)
+        with pytest.raises(NoCopies):
+            coming.result(SECONDS)
+        right = {1: plain(1), 2: plain(1, 2)}  # of those that were told nothing a mean of nothing is right
+        for name in NAMES:
+            tensors, step = these["b"].keeping.bank.state(name)
+            assert step == 1 or name.layer != LAYER
+            assert all(torch.equal(each, right[step].bank.state(name)[0][key]) for key, each in tensors.items())
+
+
+def test_sums_that_no_gradients_have_cost_only_themselves() -> None:
+    with group("a") as these:
+        these.assign("a")
+        keeping = these["a"].keeping
+        keeping.bank.add_sums(NAMES[0], {1: torch.ones(these["a"].coder.size)})
+        keeping.add(NAMES[0], {1: torch.full((these["a"].coder.size,), 3e38)})
+        told = sums(keeping.bank)
+        assert torch.equal(told[f"{NAMES[0]} 1"], torch.ones(these["a"].coder.size))
