@@ -45,7 +45,7 @@ class Row:
     helpers: int
     rows: float
     """Of the round, the mean over epochs."""
-    predicted_rows: int
+    predicted_rows: float
     modelled: float
     """Seconds until everybody has all averages, the mean over epochs."""
     predicted: float

@@ -3626,9 +3626,23 @@ MUTATIONS = (
     Mutation(
         "a round of hundreds is predicted as one of a single group",
         "organizer/round_time.py",
-        "    rows = rows_of(members, reducers)\n",
-        "    rows = 1\n",
+        "standing_rows(rows_of(_count(lines)), ",
+        "standing_rows(1, ",
         "tests/organizer/test_round_time.py -k in_rows",
+    ),
+    Mutation(
+        "as many rows are predicted however few reduce",
+        "organizer/round_time.py",
+        "min(rows, reducers / REDUCERS_OF_A_ROW)",
+        "rows",
+        "tests/organizer/test_round_time.py -k where_few_reduce",
+    ),
+    Mutation(
+        "newcomers' states are predicted to cost nothing",
+        "organizer/prediction.py",
+        "replace(line, rate=(1 - newcomers) * line.rate)",
+        "replace(line, rate=line.rate)",
+        "tests/organizer/test_prediction.py -k newcomers_states",
     ),
     Mutation(
         "a row that failed is not in the status",

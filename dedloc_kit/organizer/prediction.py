@@ -21,8 +21,8 @@ ROUND_SECONDS = 2.0
 MOST_FOR_NEWCOMERS = 0.5
 """Of the lines of those who average: rounds and newcomers share them alike."""
 UPLOADS = 5.0
-"""Averages that the coordinator sends to the run's bucket for each step: each of them, and a state whenever they weigh a
-quarter of it (`coordinator/publishing/uploading.py`)."""
+"""Averages that the coordinator sends to the run's bucket for each step: each of them, and a state whenever they weigh
+a quarter of it (`coordinator/publishing/uploading.py`)."""
 COLLABORATING = 0.9
 """Of what a peer computes alone, what is left beside the swarm's own work: an estimate."""
 
@@ -207,7 +207,7 @@ def predict(
     step = max(computing, whole) if run.averaging.overlap else computing + whole
     days = step * run.optimizer.total_steps / DAY
     return Prediction(
-        *(computing, averaging.network, matchmaking, averaging.vanishing, step, days, averaging.rows), newcomers
+        *(computing, averaging.network, matchmaking, averaging.vanishing, step, days, round(averaging.rows)), newcomers
     )
 
 
