@@ -3638,6 +3638,20 @@ MUTATIONS = (
         "tests/organizer/test_round_time.py -k where_few_reduce",
     ),
     Mutation(
+        "a member may send more than the run's compression needs",
+        "swarm/averaging/parts.py",
+        "if len(encoded) > self._coding.of_gradients(",
+        "if False and len(encoded) > self._coding.of_gradients(",
+        "tests/swarm/averaging/test_hostile_rounds.py -k more_than_the_runs_compression",
+    ),
+    Mutation(
+        "a reducer may give averages that are longer than agreed",
+        "swarm/averaging/parts.py",
+        '            raise ValueError(f"average {number} takes more',
+        '            len(f"average {number} takes more',
+        "tests/swarm/averaging/test_lent_lines.py -k too_much",
+    ),
+    Mutation(
         "newcomers' states are predicted to cost nothing",
         "organizer/prediction.py",
         "replace(line, rate=(1 - newcomers) * line.rate)",
