@@ -15,6 +15,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -165,7 +166,7 @@ class Round:
         for chunk, finisher in enumerate(self._deal.finishers):
             for row in self._rows:
                 owner = self._deal.owners[row][chunk]
-                self._carry(owner, finisher, chunk, self._sizes[2], lambda chunk=chunk: self._mean_came(chunk))
+                self._carry(owner, finisher, chunk, self._sizes[2], partial(self._mean_came, chunk))
 
     def _mean_came(self, chunk: int) -> None:
         self._means[chunk] -= 1
@@ -174,7 +175,7 @@ class Round:
         finisher = self._deal.finishers[chunk]
         for row in self._rows:
             owner = self._deal.owners[row][chunk]
-            self._carry(finisher, owner, chunk, self._sizes[1], lambda row=row: self._hand_out(row, chunk))
+            self._carry(finisher, owner, chunk, self._sizes[1], partial(self._hand_out, row, chunk))
 
     def _hand_out(self, row: int, chunk: int) -> None:
         """Its owner has the average of a chunk, and gives it to its row."""

@@ -36,7 +36,7 @@ STAY = 4 * 3600.0
 """Seconds until a volunteer vanishes without a word: an estimate."""
 ROW, MOST_ROWS = 64, 32
 """How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
-REDUCERS_OF_A_ROW = 3.0
+REDUCERS_OF_A_ROW = 3.5
 """With fewer on average some rows join others: chance deals them, and one with fewer than two of them does not stand
 (`swarm/averaging/row_meeting.py`)."""
 MEAN_SIZE = 2.0

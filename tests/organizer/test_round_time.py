@@ -118,9 +118,9 @@ def test_rows_are_fewer_on_average_where_few_reduce(clients: int, reducers: int)
 def test_between_two_numbers_of_rows_a_round_takes_as_long_as_chance_has_it() -> None:
     lines = [Line(100, 50 * MBIT, reachable=False), Line(4, 1000 * MBIT, reachable=True, gives=False)]
     found = round_time(lines, V, V, AGES)
-    assert found.rows == pytest.approx(4 / 3)
+    assert found.rows == pytest.approx(4 / 3.5)
     one, two = (_in_rows(rows, lines, V, V, AGES).exchanging for rows in (1, 2))
-    assert found.exchanging == pytest.approx(one + (two - one) / 3)
+    assert found.exchanging == pytest.approx(one + (4 / 3.5 - 1) * (two - one))
 
 
 @pytest.mark.parametrize("count", [128, 256, 512, 1024])
