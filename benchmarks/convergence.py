@@ -303,7 +303,7 @@ def with_small_model(arguments: argparse.Namespace) -> list[Result]:
 def with_sparse_steps(arguments: argparse.Namespace) -> list[sparse_steps.Result]:
     """Measure with a small decoder in local steps."""
     steps, rate, seed = arguments.steps or 1200, arguments.rate or 0.006, arguments.seeds[0]
-    settings = sparse_steps.Settings(steps, arguments.local_steps, rate, seed)
+    settings = sparse_steps.Settings(steps, arguments.samples, arguments.local_steps, rate, seed)
     with prepared(arguments):
         return sparse_steps.measure(settings, arguments.variants, arguments.workers)
 
@@ -330,6 +330,7 @@ def main() -> None:
     parser.add_argument("--decoder", action="store_true", help="a small decoder and AdamW instead of ALBERT and LAMB")
     parser.add_argument("--sparse", action="store_true", help="a small decoder in local steps that go up sparse")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8], help="with --sparse, powers of two")
+    parser.add_argument("--samples", type=int, default=64, help="with --sparse, of a global batch")
     parser.add_argument("--local-steps", type=int, default=15, help="with --sparse, between two exchanges")
     parser.add_argument(
         "--steps", type=int, help="global batches without --run (400; --decoder, --pipeline: 300; --sparse: 1200)"

@@ -24,17 +24,17 @@ from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.outer import NesterovSGD
 
-GLOBAL_BATCH = 64
-
 
 @dataclass(frozen=True)
 class Settings:
     """Of all ways to train.
 
+    :ivar samples: of a global batch
     :ivar inner: local steps between two exchanges
     """
 
     steps: int
+    samples: int
     inner: int
     rate: float
     seed: int
@@ -45,7 +45,7 @@ class Settings:
         run = parse_run(
             {
                 "name": "sparse",
-                "global_batch": GLOBAL_BATCH,
+                "global_batch": self.samples,
                 "seed": self.seed,
                 "task": {
                     "name": "causal",
@@ -201,7 +201,7 @@ def measure(settings: Settings, names: Sequence[str], workers: Sequence[int]) ->
     """Train in every way from the same weights on the same batches: AdamW alone first, then as many workers as each."""
     run = settings.run("adamw")
     task = create_task(run)
-    steps = list(islice(task.batches(GLOBAL_BATCH, seed_of(run.run_id, "text"), print), settings.steps))
+    steps = list(islice(task.batches(settings.samples, seed_of(run.run_id, "text"), print), settings.steps))
     results = []
     for name, count in [("AdamW alone", 1), *product(names, workers)]:
         local = LOCAL.get(name, EXACT)
@@ -217,7 +217,8 @@ def measure(settings: Settings, names: Sequence[str], workers: Sequence[int]) ->
                 name, count, task.evaluate(learner.model).loss, star.up_bytes / exchanges, star.down_bytes / exchanges
             )
         )
-        print(f"{name:32} {count:2} workers  {results[-1].loss:.4f}", flush=True)
+        found = results[-1]
+        print(f"{name:32} {count:2} workers  {found.loss:.4f} {found.up:7.4f} {found.down:7.4f}", flush=True)
     return results
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dedloc_kit.bucket.trying import try_bucket
 from dedloc_kit.display.console import Console
-from dedloc_kit.display.helping import Helpers, gain
+from dedloc_kit.display.helping import LITTLE, Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
@@ -168,12 +168,17 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     if run.optimizer.schedule == "warmup-stable-decay":
         steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
     rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
+    newcomers = (
+        f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "
+        "serve them instead (averaging.downloads)"
+    )
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line{rows}, {predicted.matchmaking:,.1f} s to find "
         f"each other and begin, {predicted.vanishing:,.1f} s for those who vanish in the middle"
         f"{', meanwhile' if run.averaging.overlap else ''}",
+        *([newcomers] if predicted.newcomers >= LITTLE else []),
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
         *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dedloc_kit.display.helping import Helpers
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.needs import gpu_memory_needed
-from dedloc_kit.organizer.round_time import Line, round_time
+from dedloc_kit.organizer.round_time import STAY, Line, round_time
 from dedloc_kit.run import RunConfig
 
 DAY = 86_400.0
@@ -18,6 +18,11 @@ DEFAULT_LINE = 20e6 / 8
 ROUND_SECONDS = 2.0
 """What a round takes beside its bytes, to find the group, begin and take the optimizer step: an estimate
 (`benchmarks/prediction.py` tells how good it is)."""
+MOST_FOR_NEWCOMERS = 0.5
+"""Of the lines of those who average: rounds and newcomers share them alike."""
+UPLOADS = 5.0
+"""Averages that the coordinator sends to the run's bucket for each step: each of them, and a state whenever they weigh
+a quarter of it (`coordinator/publishing/uploading.py`)."""
 COLLABORATING = 0.9
 """Of what a peer computes alone, what is left beside the swarm's own work: an estimate."""
 
@@ -93,6 +98,8 @@ class Prediction:
     """Until the last step, if so many are at work all the time."""
     rows: int = 1
     """In which a round is."""
+    newcomers: float = 0.0
+    """Which part of the lines of those who average gives newcomers the state; none where a bucket does."""
 
     @property
     def limit(self) -> Literal["computing", "network", "matchmaking"]:
@@ -177,18 +184,35 @@ def predict(
     """The time of a global step with these volunteers at work.
 
     Where averaging overlaps with computing the longer of the two decides, else they come one after the other (DeDLOC,
-    section 3.2).
+    section 3.2). Whoever vanishes is replaced, and who comes downloads the state: from those who average, or from the
+    run's bucket, into which the coordinator then puts it.
 
     :param coordinator_line: bytes per second of the coordinator, which can be reached and computes no samples
     """
     rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
+    uploads = 0.0 if run.averaging.downloads is None else UPLOADS
+    members = 1 + sum(each.count for each in volunteers) + sum(each.count for each in helpers)
     lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
-    lines.append(Line(1, coordinator_line, reachable=True, gives=False))
+    # As if it had so many members more.
+    lines.append(Line(1, coordinator_line * members / (members + uploads), reachable=True, gives=False))
     lines += [Line(each.count, each.line, reachable=True, gives=False) for each in helpers]
+    coming = 0.0 if uploads else sum(each.count for each in volunteers) / STAY
+    giving = sum(line.count * line.rate for line in lines if line.reachable)
+    newcomers = min(MOST_FOR_NEWCOMERS, coming * state_bytes(run, rehearsed.parameters) / giving)
+    lines = [replace(line, rate=(1 - newcomers) * line.rate) if line.reachable else line for line in lines]
     averaging = round_time(lines, rehearsed.gradient_bytes, rehearsed.average_bytes)
     matchmaking = ROUND_SECONDS + averaging.streams
     whole = averaging.network + matchmaking + averaging.vanishing
     step = max(computing, whole) if run.averaging.overlap else computing + whole
     days = step * run.optimizer.total_steps / DAY
-    return Prediction(computing, averaging.network, matchmaking, averaging.vanishing, step, days, averaging.rows)
+    return Prediction(
+        *(computing, averaging.network, matchmaking, averaging.vanishing, step, days, round(averaging.rows)), newcomers
+    )
+
+
+def state_bytes(run: RunConfig, parameters: int) -> float:
+    """Of what a newcomer downloads: the parameters, and what the optimizer of global steps remembers."""
+    if run.averaging.mode == "local-steps" or run.optimizer.name == "lars":
+        return 8.0 * parameters
+    return (6.0 if run.optimizer.state == "8bit" else 12.0) * parameters

@@ -14,11 +14,12 @@ to do for its bandwidth than others. Between the halves the owners of the same v
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-SHARE_OF_LINE = 1 / 1.4
+SHARE_OF_LINE = 1 / 1.3
 """What an all-reduce makes of a line where there are rows: with four hosts on 25 to 100 Mbit/s it took 1.2 to 1.4 times
-as long as its bytes alone would, with 16 to 128 simulated members 1.3 to 1.5 times (benchmarks/README.md)."""
+as long as its bytes alone would; simulated rounds in rows 1.3 to 1.4 times, and, message by message and with few who
+reduce, 1.0 to 1.2 times (benchmarks/README.md)."""
 SHARE_OF_BOTH_WAYS = 1 / 1.15
 """The same of one group, beside what is left over when the last gradients have come: simulated rounds of 7 to 64
 members took 0.93 to 1.2 times as long as this says (benchmarks/README.md)."""
@@ -35,8 +36,9 @@ STAY = 4 * 3600.0
 """Seconds until a volunteer vanishes without a word: an estimate."""
 ROW, MOST_ROWS = 64, 32
 """How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
-MIN_REDUCERS = 2
-"""A row with fewer joins another one (`swarm/averaging/row_meeting.py`)."""
+REDUCERS_OF_A_ROW = 3.5
+"""With fewer on average some rows join others: chance deals them, and one with fewer than two of them does not stand
+(`swarm/averaging/row_meeting.py`)."""
 MEAN_SIZE = 2.0
 """Of a row's mean, which travels in 8 bits, by that of averages in 4 bits; it is little, so this serves for all."""
 STREAMS_BETWEEN = 3
@@ -62,7 +64,7 @@ class Line:
 class RoundTime:
     """Of one round, in seconds.
 
-    :ivar rows: in which it is
+    :ivar rows: in which it is, on average over epochs
     :ivar exchanging: gradients and averages
     :ivar averaging: averages alone
     :ivar telling: what is said on the way there
@@ -70,7 +72,7 @@ class RoundTime:
     :ivar vanishing: what those who vanish in the middle cost, on average over rounds
     """
 
-    rows: int
+    rows: float
     exchanging: float
     averaging: float
     telling: float
@@ -83,15 +85,23 @@ class RoundTime:
 
 
 def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: float = STAY) -> RoundTime:
-    """Of a round with these members, in one group or in as many rows as the swarm would make of them.
+    """Of a round with these members, in one group or in as many rows as the swarm would make of them; on average, where
+    with few reducers chance says how many.
 
     :param gradients: bytes of a whole vector, as they are sent
     :param averages: the same of their averages
     :param stay: seconds until a member vanishes, on average
     """
+    rows = standing_rows(rows_of(_count(lines)), _count([line for line in lines if line.reachable]))
+    fewer = math.floor(rows)
+    less, more = (_in_rows(number, lines, gradients, averages, stay) for number in (fewer, fewer + 1))
+    mixed = (one + (rows - fewer) * (other - one) for one, other in zip(astuple(less), astuple(more), strict=True))
+    return RoundTime(*mixed)
+
+
+def _in_rows(rows: int, lines: Sequence[Line], gradients: float, averages: float, stay: float) -> RoundTime:
     members, reducers = _count(lines), _count([line for line in lines if line.reachable])
     mortal = sum(line.count for line in lines if line.reachable and line.gives)
-    rows = rows_of(members, reducers)
     between = (rows - 1) / rows * (MEAN_SIZE + 1) * averages / row_rate(lines, rows)
     averaging = (between + half_seconds(lines, lines, averages, rows)) / SHARE_OF_LINE
     if rows == 1:
@@ -109,10 +119,14 @@ def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: f
     return RoundTime(rows, exchanging, averaging, telling, streams, silence + lost)
 
 
-def rows_of(members: int, reducers: int) -> int:
-    """Into how many rows so many members are divided, of whom so many reduce."""
-    rows = 1 if members <= ROW else min(MOST_ROWS, 2 ** math.ceil(math.log2(members / ROW)))
-    return min(rows, max(1, reducers // MIN_REDUCERS))
+def rows_of(members: int) -> int:
+    """Into how many rows so many members are divided."""
+    return 1 if members <= ROW else min(MOST_ROWS, 2 ** math.ceil(math.log2(members / ROW)))
+
+
+def standing_rows(rows: int, reducers: int) -> float:
+    """How many of these do not join others, on average, where so many reduce."""
+    return max(1.0, min(rows, reducers / REDUCERS_OF_A_ROW))
 
 
 def both_ways_seconds(lines: Sequence[Line], gradients: float, averages: float) -> float:

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
+from dedloc_kit.coordinator.publishing.uploading import SHARE
 from dedloc_kit.display.helping import Helpers, gain
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed, SampleCost
+from dedloc_kit.organizer.check import describe_prediction
 from dedloc_kit.organizer.prediction import (
     COLLABORATING,
     DEVICES,
     ROUND_SECONDS,
+    UPLOADS,
     Prediction,
     Volunteers,
     fits,
@@ -19,8 +22,9 @@ from dedloc_kit.organizer.prediction import (
     read_line,
     read_volunteers,
     samples_per_second,
+    state_bytes,
 )
-from dedloc_kit.organizer.round_time import Line, round_time
+from dedloc_kit.organizer.round_time import STAY, Line, round_time
 from dedloc_kit.run import RunConfig
 from tests.tiny import tiny_run
 
@@ -28,9 +32,9 @@ MBIT = 1e6 / 8
 V = 10_000_000
 
 
-def rehearsed(rate: float = 4.0) -> Rehearsed:
+def rehearsed(rate: float = 4.0, parameters: int = 18_000_000) -> Rehearsed:
     cost = SampleCost(flops=1e12, kept_bytes=800_000_000, microbatch=1, samples_per_second=rate)
-    return Rehearsed(parameters=18_000_000, gradient_bytes=V, average_bytes=V, device="CPU", cost=cost)
+    return Rehearsed(parameters=parameters, gradient_bytes=V, average_bytes=V, device="CPU", cost=cost)
 
 
 def run(global_batch: int = 4096, overlap: bool = True) -> RunConfig:
@@ -90,7 +94,7 @@ def test_a_round_has_the_volunteers_and_the_coordinator_as_its_members() -> None
         Line(3, 10 * MBIT, reachable=True),
         Line(1, 100 * MBIT, reachable=True, gives=False),
     ]
-    found, predicted = round_time(lines, V, V), predict(run(), rehearsed(), mix, 100 * MBIT)
+    found, predicted = round_time(lines, V, V), predict(run(), rehearsed(parameters=0), mix, 100 * MBIT)
     assert (predicted.network, predicted.vanishing) == (found.network, found.vanishing)
     assert predicted.matchmaking == ROUND_SECONDS + found.streams
     assert predict(run(), rehearsed(), [Volunteers(127, "t4", reachable=True)], 100 * MBIT).rows == 2
@@ -116,7 +120,8 @@ def test_helpers_are_read_and_what_makes_no_sense_is_refused() -> None:
 def with_helpers(volunteers: int, global_batch: int = 4096, line: float = 50 * MBIT) -> dict[int, Prediction]:
     mix = [Volunteers(volunteers, "t4", line)]
     return {
-        n: predict(run(global_batch), rehearsed(), mix, 50 * MBIT, [Helpers(n, 50 * MBIT)] * (n > 0)) for n in (0, 1, 2)
+        n: predict(run(global_batch), rehearsed(parameters=0), mix, 50 * MBIT, [Helpers(n, 50 * MBIT)] * (n > 0))
+        for n in (0, 1, 2)
     }
 
 
@@ -126,6 +131,28 @@ def test_where_the_coordinators_line_is_the_last_helpers_with_such_a_line_divide
         assert predicted.network == pytest.approx(found[0].network / (1 + helpers), rel=0.05)
     few = with_helpers(1)
     assert few[2].network == pytest.approx(few[0].network, rel=0.02), "a volunteer's own line is the last one there"
+
+
+def test_newcomers_states_go_over_the_lines_of_those_who_average_unless_a_bucket_gives_them() -> None:
+    stored = tiny_run(averaging={"downloads": "us/down"})
+    for count, parameters, most in ((20, 1_000_000, 1.0), (20, 18_000_000, 1.0), (100, 1_000_000_000, 0.5)):
+        mix = [Volunteers(count, "t4", 50 * MBIT)]
+        asked, fetched = (predict(each, rehearsed(parameters=parameters), mix, 100 * MBIT) for each in (run(), stored))
+        alone = predict(run(), rehearsed(parameters=0), mix, 100 * MBIT).network
+        assert asked.newcomers == pytest.approx(min(most, count * 12 * parameters / STAY / (100 * MBIT)))
+        assert asked.network == pytest.approx(alone / (1 - asked.newcomers), rel=0.01)
+        assert fetched.newcomers == 0.0
+        assert fetched.network == pytest.approx(alone * (count + 1 + UPLOADS) / (count + 1), rel=0.01)
+    told = [
+        any("averaging.downloads" in line for line in describe_prediction(run(), each)) for each in (asked, fetched)
+    ]
+    assert told == [True, False]
+    assert UPLOADS == 1 + 1 / SHARE
+
+
+def test_a_state_is_the_parameters_and_what_the_optimizer_of_global_steps_remembers() -> None:
+    runs = {12: run(), 6: tiny_run(optimizer={"state": "8bit"}), 8: tiny_run(averaging={"mode": "local-steps"})}
+    assert {size: state_bytes(each, 1000) for size, each in runs.items()} == {size: 1000 * size for size in runs}
 
 
 def test_the_organizer_is_told_in_plain_words_what_a_helper_would_change() -> None:

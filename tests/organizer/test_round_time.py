@@ -15,11 +15,13 @@ from dedloc_kit.organizer.round_time import (
     STREAM_SECONDS,
     Line,
     RoundTime,
+    _in_rows,
     both_ways_seconds,
     half_seconds,
     round_time,
     row_rate,
     rows_of,
+    standing_rows,
 )
 from dedloc_kit.swarm.averaging.group import Member
 from dedloc_kit.swarm.averaging.row_meeting import evened
@@ -76,7 +78,7 @@ def test_clients_and_helpers_take_as_long_as_it_was_measured(helpers: int) -> No
 @pytest.mark.parametrize("count", MEASURED_DEATH)
 def test_a_reducer_that_dies_late_costs_what_was_measured(count: int) -> None:
     found = round_time(benchmarks_lines(count), VECTOR, VECTOR, AGES)
-    assert found.network + PATIENCE + found.averaging == pytest.approx(MEASURED_DEATH[count], rel=0.05)
+    assert found.network + PATIENCE + found.averaging == pytest.approx(MEASURED_DEATH[count], rel=0.1)
     assert PATIENCE == MIN_PATIENCE
 
 
@@ -89,9 +91,36 @@ def test_rounds_in_rows_take_as_long_as_they_were_measured(count: int) -> None:
     assert found.network + found.vanishing == pytest.approx(MEASURED_IN_ROWS[count], rel=0.15)
 
 
-def test_into_as_many_rows_as_a_swarm_is_divided_if_each_has_who_reduces() -> None:
-    assert [rows_of(count, count) for count in range(1, 5000)] == [rows_for(count) for count in range(1, 5000)]
-    assert [rows_of(400, reducers) for reducers in (1, 3, 4, 9, 20)] == [1, 1, 2, 4, 8]
+def test_into_as_many_rows_as_a_swarm_is_divided() -> None:
+    assert [rows_of(count) for count in range(1, 5000)] == [rows_for(count) for count in range(1, 5000)]
+
+
+def rows_found(clients: int, reducers: int) -> float:
+    """The mean over epochs of what becomes of the rows that chance has dealt."""
+    found, division = [], Division(rows_for(clients + reducers))
+    for epoch in range(30):
+        names = [f"peer{epoch}x{n}" for n in range(clients + reducers)]
+        members = {
+            peer: Member(peer=peer, bandwidth=MBIT, client_mode=n < clients, group_size=len(names))
+            for n, peer in enumerate(names)
+        }
+        rows = evened(members, {peer: division.row_of(peer) for peer in names})
+        found.append(len(set(rows.values())) or 1)
+    return fmean(found)
+
+
+@pytest.mark.parametrize(("clients", "reducers"), [(100, 3), (100, 4), (100, 6), (200, 12)])
+def test_rows_are_fewer_on_average_where_few_reduce(clients: int, reducers: int) -> None:
+    told = standing_rows(rows_of(clients + reducers), reducers)
+    assert told == pytest.approx(rows_found(clients, reducers), rel=0.2)
+
+
+def test_between_two_numbers_of_rows_a_round_takes_as_long_as_chance_has_it() -> None:
+    lines = [Line(100, 50 * MBIT, reachable=False), Line(4, 1000 * MBIT, reachable=True, gives=False)]
+    found = round_time(lines, V, V, AGES)
+    assert found.rows == pytest.approx(4 / 3.5)
+    one, two = (_in_rows(rows, lines, V, V, AGES).exchanging for rows in (1, 2))
+    assert found.exchanging == pytest.approx(one + (4 / 3.5 - 1) * (two - one))
 
 
 @pytest.mark.parametrize("count", [128, 256, 512, 1024])

@@ -78,7 +78,7 @@ class AllReduce:
         self.mine = plan.members.index(handshake.me)
         """This peer's place among the members."""
         self.row = plan.rows[self.mine]
-        self.links, self.parts, self.averages = Links(), Parts(plan, coding), Averages(plan, average)
+        self.links, self.parts, self.averages = Links(), Parts(plan, coding), Averages(plan, coding, average)
         self._values = [flat[begin:end] for begin, end in plan.chunks]
         self._coding, self._open_stream = coding, open_stream
         self._window = SendWindow(counts(plan.first.owners[self.row], len(plan.members)))

@@ -18,8 +18,6 @@ from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
 """That a part may have besides its values."""
-_CODEBOOK_BYTES = 4096
-"""That any encoding adds at most to four bytes for each value."""
 
 
 class Parts:
@@ -89,7 +87,10 @@ class Averages:
     :param average: float32 [size]; takes them
     """
 
-    def __init__(self, plan: Plan, average: Tensor) -> None:
+    def __init__(self, plan: Plan, coding: Coding, average: Tensor) -> None:
+        self._most = [
+            coding.of_averages(begin, plan.layout).byte_count(end - begin) + _HEADER_BYTES for begin, end in plan.chunks
+        ]
         self._places = [average[begin:end] for begin, end in plan.chunks]
         self._shares = counts([owner for row in plan.first.owners for owner in row], len(plan.members))
         self.messages: list[bytes] = []
@@ -104,7 +105,9 @@ class Averages:
         self._missing = set(range(len(self._places)))
 
     def take(self, number: int, encoded: bytes) -> None:
-        """Raises ValueError if it cannot be read, or another one was there."""
+        """Raises ValueError if it cannot be read, is longer than agreed, or another one was there."""
+        if len(encoded) > self._most[number]:
+            raise ValueError(f"average {number} takes more bytes than the run's compression needs")
         if self.messages[number] not in (b"", encoded):
             raise ValueError(f"average {number} came twice")
         if not self.messages[number]:
@@ -127,7 +130,7 @@ class Averages:
     def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
         """An average came before its roll. From each reducer as much is kept as may be its share at most."""
         early = self._early.setdefault(sender, {})
-        if len(encoded) > 4 * len(self._places[number]) + _CODEBOOK_BYTES:
+        if len(encoded) > self._most[number]:
             return
         if number in early or len(early) < 2 * self._shares[sender]:
             early[number] = roll, encoded

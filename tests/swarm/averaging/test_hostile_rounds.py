@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import pytest
@@ -12,6 +13,7 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
+from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
 from dedloc_kit.swarm.averaging.parts import Parts
@@ -108,6 +110,14 @@ class SendsForAnother(AllReduce):
         encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[other], 0)
         await link.send(part(other, encoded.SerializeToString()))
         await asyncio.Event().wait()
+
+
+class SendsDense(AllReduce):
+    """All values exactly, where few bits are agreed."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        self._coding = replace(self._coding, codec=codec_of("none"))
+        await super()._send(reducer, link)
 
 
 class SendsEverythingToAll(AllReduce):
@@ -278,6 +288,18 @@ def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind
         why = party.members[number].absent["peer4"]
         # What is for another could have been dealt out anew: for a while it is not nonsense.
         assert why == "sent nonsense" or (kind is SendsForAnother and why == "fell silent")
+
+
+@pytest.mark.parametrize("compression", ["4bit", "sparse"])
+def test_who_sends_more_than_the_runs_compression_needs_is_left_out_and_named(compression: str) -> None:
+    party = a_party({4: SendsDense})
+    party.compression = compression
+    outcomes = in_own_loop(party.meet())
+    assert outcomes[:4] == [None] * 4
+    for number in range(4):
+        assert torch.equal(party.averages[number], party.averages[0])
+        assert party.members[number].culprits == {"peer4"}
+        assert party.members[number].absent["peer4"] == "sent nonsense"
 
 
 def test_nobody_makes_a_leader_seem_to_lie_that_counts_what_was_reported() -> None:
