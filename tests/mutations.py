@@ -4320,11 +4320,18 @@ MUTATIONS = (
         "tests/session/test_session.py -k goes_on_by_itself",
     ),
     Mutation(
-        "a peer's own record hides its twin's",
+        "who looks tells nothing meanwhile",
         "swarm/directory/tracker.py",
-        "if not news:  # before this",
-        "if False:  # before this",
-        "tests/swarm/directory/test_twin.py -k before_each_look",
+        "with self._lock:\n                mine, news, due",
+        "with self._looking, self._lock:\n                mine, news, due",
+        "tests/swarm/directory/test_tracker.py -k look_does_not_end",
+    ),
+    Mutation(
+        "samples are told with the heartbeat only",
+        "swarm/directory/tracker.py",
+        "            self._wake.set()  # what has changed",
+        "            pass  # what has changed",
+        "tests/swarm/directory/test_tracker.py -k after_each_look",
     ),
     Mutation(
         "what a killed process left is a twin",

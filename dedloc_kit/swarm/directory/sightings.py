@@ -55,11 +55,12 @@ class Sightings:
         return {peer: progress for peer, progress in self.told.items() if self._is_alive(progress)}
 
     def look(self, mine: Progress | None, *, led: bool) -> bool:
-        """Fetch everyone's progress now; whether several nodes were asked from the beginning, as is done now and then.
+        """Fetch everyone's progress now; whether several nodes were asked from the beginning, as is done now and then,
+        and while nobody is known: one alone would not be believed that nobody is there.
 
         :param mine, led: as for `Following.cells`
         """
-        wide = self._looks % WIDE_LOOK == 0
+        wide = not self.told or self._looks % WIDE_LOOK == 0
         told, left = self._seen(mine, None if wide else FRESH_SECONDS, led)
         if not wide and self._misses_anyone(told, left):
             told, left = self._seen(mine, None, led)

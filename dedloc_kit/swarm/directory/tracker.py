@@ -6,6 +6,7 @@ and volunteers behind firewalls. Ours counts real samples of every peer.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -84,11 +85,12 @@ class Tracker(threading.Thread):
         )
         self._lock = threading.Lock()
         self._looking = threading.Lock()
-        self._wake = threading.Event()
+        self._looks = threading.Thread(target=self._look_on, name="looks", daemon=True)
+        self._wake, self._look_now = threading.Event(), threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
         self._counting = Counting()
-        self._dirty = self._report_now = False
+        self._dirty = self._news = self._report_now = False
         self._period = 0.0
         self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._sightings.told})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
@@ -104,7 +106,7 @@ class Tracker(threading.Thread):
             before, self._mine, self._counting = self._mine, mine, counting or self._counting
             self._following.divide(Position(mine.step, mine.round), division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
-            self._report_now = False
+            self._report_now, self._news = False, self._news or news
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
             self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._sightings.told))
         if news:
@@ -245,37 +247,43 @@ class Tracker(threading.Thread):
             raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
 
     def run(self) -> None:
-        published = look_due = 0.0
-        news = True
+        self._looks.start()
+        told = -math.inf
         while not self._stopped.is_set():
-            try:
-                if not news:  # before this peer's record hides that of a twin
-                    look_due = self._look_if_due(look_due)
-                news = True  # after a look that fails this peer tells of itself all the same
-                with self._lock:
-                    mine, due = self._mine, self._dirty or time.monotonic() - published > HEARTBEAT
-                    self._dirty = False
-                if mine is not None and due:
-                    with suppress(TimeoutError):
-                        self._publish(mine).result(STORE_SECONDS)
-                    published = time.monotonic()
-                look_due = self._look_if_due(look_due)
-                pause, news = look_due - time.monotonic(), False
-            except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
-                _log.warning("the swarm's directory does not answer (%.100r); trying again", error)
-                pause = HEARTBEAT
-            if self._wake.wait(min(HEARTBEAT, max(0.0, pause))):
-                news, look_due = True, 0.0  # what is news here is so for the others too
+            with self._lock:
+                mine, news, due = self._mine, self._news, self._dirty or time.monotonic() >= told + HEARTBEAT
+                self._dirty = self._news = False
+            if due:
+                if mine is not None:
+                    self._try(self._publish, mine)
+                told = time.monotonic()
+            if news:
+                self._look_now.set()  # what is news here is so for the others too
+            self._wake.wait(max(0.0, told + HEARTBEAT - time.monotonic()))
             self._wake.clear()
 
-    def _look_if_due(self, due: float) -> float:
-        """Returns when the next look is due."""
-        if time.monotonic() < due:
-            return due
+    def _look_on(self) -> None:
+        """In a thread of its own: a look may take longer than a record lives, and others would take this peer for gone
+        if it told nothing meanwhile."""
+        while not self._stopped.is_set():
+            pause = self._period if self._try(self._look) else HEARTBEAT
+            self._wake.set()  # what has changed is told now: before a look it would hide what a twin has told
+            self._look_now.wait(pause)
+            self._look_now.clear()
+
+    def _look(self) -> None:
         self.refresh()
         self._summarise()
         self._connect()
-        return time.monotonic() + self._period
+
+    def _try(self, what: Callable[..., object], *given: object) -> bool:
+        """Did it succeed? The directory may be slow or gone for a while, and this peer outlives that."""
+        try:
+            what(*given)
+        except Exception as error:
+            _log.warning("the swarm's directory does not answer (%.100r)", error)
+            return False
+        return True
 
     def await_twin(self, stop: threading.Event, waiting: Callable[[], None]) -> None:
         """Before this peer tells anything of itself: while its key is at work elsewhere, wait until it no longer is.
@@ -315,13 +323,13 @@ class Tracker(threading.Thread):
         """Stop, and take this peer off the list so that nobody waits for it, unless its twin goes on."""
         self._stopped.set()
         self._wake.set()
+        self._look_now.set()
         if self.is_alive():
             self.join(DHT_TIMEOUT)
         if self._mine is not None and not self.twin.second:
-            try:
-                self._store(None).result(DHT_TIMEOUT)
-            except Exception as error:  # others find out by our silence
-                _log.warning("the swarm's directory does not answer (%.100r)", error)
+            self._try(lambda: self._store(None).result(DHT_TIMEOUT))  # else others find out by our silence
+        if self._looks.is_alive():
+            self._looks.join(DHT_TIMEOUT)
 
     def _connect(self) -> None:
         with self._lock:
@@ -339,8 +347,9 @@ class Tracker(threading.Thread):
                 with suppress(TimeoutError):
                     told.result(STORE_SECONDS)
 
-    def _publish(self, mine: Progress) -> Any:
-        return self._store(mine.model_copy(update={"time": get_dht_time()}))
+    def _publish(self, mine: Progress) -> None:
+        with suppress(TimeoutError):
+            self._store(mine.model_copy(update={"time": get_dht_time()})).result(STORE_SECONDS)
 
     def _store(self, mine: Progress | None) -> Any:
         me, division = self._signer.peer, self.division

@@ -1,5 +1,6 @@
 """What a peer says of itself, and when; the DHT is a dictionary."""
 
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +107,49 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
     wait_until(lambda: [p.samples for p in me.others().values()] == [3], "it does not look")
     for peer in (me, other):
         peer.leave()
+
+
+class Hanging(PlainDHT):
+    """From some moment on no look ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.ends = threading.Event(), threading.Event()
+
+    def get(self, key: str, **how: object) -> Any:
+        found = super().get(key, **how)
+        if self.hangs.is_set():
+            return SimpleNamespace(result=lambda timeout: self.ends.wait() and found.result(timeout))
+        return found
+
+
+def test_a_peer_tells_that_it_is_there_though_a_look_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "HEARTBEAT", 0.05)
+    dht: Any = Hanging()
+    me = a_tracker(dht, Signer(Identity(tmp_path / "me")))
+    me.report(progress(run_id=RUN_ID, samples=1, time=get_dht_time()), period=0.01)
+    me.start()
+    dht.hangs.set()
+    wait_until(lambda: me._looking.locked(), "it looks no more")
+    for samples in (2, 3):
+        me.report(progress(run_id=RUN_ID, samples=samples, time=get_dht_time()), period=0.01)
+        wait_until(partial(_told, dht, samples), "it waits for its look", deadline=20.0)
+    dht.ends.set()
+    me.leave()
+
+
+def test_samples_are_told_after_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "HEARTBEAT", 600.0)
+    dht: Any = PlainDHT()
+    me = a_tracker(dht, Signer(Identity(tmp_path / "me")))
+    for samples in (1, 2):
+        me.report(progress(run_id=RUN_ID, samples=samples, time=get_dht_time()), period=0.1)
+        if samples == 1:
+            me.start()
+        wait_until(partial(_told, dht, samples), "it says no more")
+    me.leave()
 
 
 def _told(dht: PlainDHT, samples: int) -> bool:

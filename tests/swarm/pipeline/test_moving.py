@@ -197,6 +197,14 @@ def test_a_stage_to_which_somebody_goes_already_needs_nobody(monkeypatch: pytest
     assert swarm.plan("a").needed_at(2), "for ever nobody is waited for"
 
 
+def test_whoever_dies_on_the_way_to_a_stage_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = Swarm(monkeypatch, 0, 0, 0, 1)
+    swarm.change("b", state="moving", moving=StageMove(stage=2, announced=START, begun=True), moved=START)
+    assert swarm.run(30.0) == {}
+    del swarm.records["b"]  # it has lapsed
+    assert list(swarm.run(30.0).values()) == [2]
+
+
 def test_of_a_stage_that_there_is_not_nobody_moves_or_comes() -> None:
     nowhere = StageMove(stage=9, announced=1.0, begun=True)
     lost = holds(1).model_copy(update={"state": "moving", "moving": nowhere})
