@@ -63,7 +63,7 @@ def _signal_in_call(file: Path) -> None:
 
 
 def _note_bits(file: Path) -> None:
-    take, follow, out = Bank.take_one, Bank.follow, file.open("a", buffering=1)
+    take, follow, load, out = Bank.take_one, Bank.follow, Bank.load, file.open("a", buffering=1)
 
     def note(bank: Bank, name: ExpertName) -> None:
         tensors, step = bank.state(name)
@@ -79,7 +79,11 @@ def _note_bits(file: Path) -> None:
         follow(self, name, *rest)
         note(self, name)
 
-    Bank.take_one, Bank.follow = taken, followed  # type: ignore[method-assign, assignment]
+    def loaded(self: Bank, name: ExpertName, *rest: Any) -> None:
+        load(self, name, *rest)
+        note(self, name)
+
+    Bank.take_one, Bank.follow, Bank.load = taken, followed, loaded  # type: ignore[method-assign, assignment]
 
 
 def _note_calls(file: Path) -> None:
