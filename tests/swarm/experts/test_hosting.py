@@ -391,7 +391,7 @@ def test_what_cannot_be_an_expert_is_taken_over_from_no_keeper(change: Callable[
             these.run(these["b"].following.follow("a", NAMES))
         assert not these["b"].keeping.bank.names
         with pytest.raises(NoCopies):
-            these.run(these[ORGANIZER].following.fetch("a", NAMES, 1))
+            these.run(these[ORGANIZER].following.fetch("a", NAMES, 1, lambda name, state: pytest.fail(f"{name} came")))
 
 
 @pytest.mark.parametrize("field", [{"step": 4}, {"rate": 0.2}, {"exponent": 999}])
