@@ -408,6 +408,7 @@ class RowSummary(Record):
 
 MAX_MICROBATCHES_PER_SECOND = 1e6
 MAX_ACCUSED = 8
+Accused = Annotated[tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)]
 
 
 class Begun(Record):
@@ -456,7 +457,7 @@ class StageOffer(Record):
     """Samples through all stages, in this session; so is the next one."""
     served: Count = 0
     """Samples through its stage."""
-    accuses: Annotated[tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)] = ()
+    accuses: Accused = ()
     """Stage peers of which this driver has found that they answer wrongly, the latest ones. For the organizer, who
     weighs it; no other peer acts on it."""
     moving: StageMove | None = None
@@ -531,7 +532,7 @@ class HostOffer(Record):
     """Bytes of memory for experts."""
     assigned: Assigned | None = None
     """The organizer's."""
-    accuses: Annotated[tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)] = ()
+    accuses: Accused = ()
     """Hosts of which this trainer has found that they answer wrongly, or unlike others; see `StageOffer`."""
     through: Annotated[tuple[PeerId, ...], Field(max_length=4, strict=False)] = ()
     """Peers that forward calls to it, if nobody can dial it."""

@@ -385,8 +385,8 @@ MUTATIONS = (
     Mutation(
         "what an expert was told is lost when it is handed over",
         "experts/keeping.py",
-        "is not None:\n                    self.bank.add_sums(name, sums)",
-        "is not None:\n                    pass",
+        "                        self.bank.add_sums(name, sums)\n                self._catch_up({name})",
+        "                        pass\n                self._catch_up({name})",
         "tests/experts/test_keeping.py -k goes_on_as_its_keeper",
     ),
     Mutation(
@@ -958,7 +958,7 @@ MUTATIONS = (
     ),
     Mutation(
         "whoever leaves the layers of a young stage out answers like others",
-        "swarm/pipeline/checking.py",
+        "swarm/remote/judging.py",
         "start = 0.0 if given is None else given.double()",
         "start = 0.0",
         "tests/swarm/pipeline/test_checking.py -k layers_out",
@@ -1265,9 +1265,44 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k hears_how_many",
     ),
     Mutation(
+        "who has stood still brings what others have computed again",
+        "swarm/pipeline/member.py",
+        "await self.turns.run(BACKWARD, held.begin_anew)",
+        "pass",
+        "tests/swarm/pipeline/test_member.py",
+    ),
+    Mutation(
+        "a batch may be full for who has not looked since it stood still",
+        "swarm/pipeline/member.py",
+        " and not self._stood_still()",
+        "",
+        "tests/swarm/pipeline/test_member.py",
+    ),
+    Mutation(
+        "what was sent before a peer stood still is added",
+        "swarm/pipeline/computing.py",
+        'if call.session not in ("", self.session):',
+        "if False:",
+        "tests/swarm/pipeline/test_computing.py",
+    ),
+    Mutation(
+        "a call names no session",
+        "swarm/pipeline/client.py",
+        'call.model_copy(update={"session": self._session})',
+        "call",
+        "tests/swarm/pipeline/test_driver.py -k stood_still",
+    ),
+    Mutation(
+        "who stands still itself takes others for gone",
+        "swarm/remote/listening.py",
+        "                    began = time.monotonic()\n",
+        "                    pass\n",
+        "tests/swarm/remote/test_listening.py",
+    ),
+    Mutation(
         "a silent stage peer is waited for",
         "swarm/pipeline/client.py",
-        "listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)",
+        "listening = Listening(stream, GONE_SECONDS, GONE_SECONDS)",
         "listening = Listening(stream, 600.0, 600.0)",
         "tests/swarm/pipeline/test_driver.py -k silent_peer",
     ),
@@ -5101,8 +5136,8 @@ MUTATIONS = (
     Mutation(
         "an average that comes before its roll may be of any size",
         "swarm/averaging/parts.py",
-        "        if len(encoded) > 4 * len(self._places[number]) + _CODEBOOK_BYTES:\n",
-        "        if False:\n",
+        "        if len(encoded) > self._most[number]:\n            return\n",
+        "",
         "tests/swarm/averaging/test_hostile_rows.py -k little_is_kept",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from benchmarks.lib.best_pipeline import LENGTH, StagePeer, shares
 from benchmarks.lib.counted import Added, Counts, count
 from benchmarks.lib.forked import Swarm, snapshot
 from benchmarks.lib.network import Line, Network
-from benchmarks.lib.simulated_stage import Board, Place, play
+from benchmarks.lib.simulated_stage import NOBODY, Board, Place, play
 from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig
@@ -265,8 +265,11 @@ class Pipelines:
 
     def _counted(self) -> Iterator[Added]:
         """What counts in steps that all stages have taken; of a dead peer only what its stage had taken before."""
-        for line in (self._folder / "added").read_text().splitlines():
-            slot, stage, step, driver, number = line.split()
+        lines = [line.split() for line in (self._folder / "added").read_text().splitlines()]
+        anew = {(slot, step): at for at, (slot, _, step, driver, _) in enumerate(lines) if driver == NOBODY}
+        for at, (slot, stage, step, driver, number) in enumerate(lines):
+            if at <= anew.get((slot, step), -1):
+                continue
             chain, after = self._chains[int(slot)], int(step) + 1
             over = all((chain, each, after) in self._taken for each in range(self._stages))
             if over and self._taken[chain, int(stage), after] < self._died.get(int(slot), float("inf")):

@@ -102,6 +102,10 @@ class SimulatedStage:
         return hidden.square().mean() if self.number == self.count - 1 else hidden
 
 
+NOBODY = "-"
+"""In place of a driver."""
+
+
 class _Model(nn.Module):
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -131,11 +135,15 @@ class _Gradients:
         self._board.put_samples(self._slot, Board.ADDED, step, self._samples)
         return True
 
+    def forget(self) -> None:
+        self._samples = 0
+        self._board.put_samples(self._slot, Board.ADDED, self.step, 0)
+
 
 class SimulatedComputer(StageComputer):
     """Takes as long as the place says for each microbatch.
 
-    :param added: told of each microbatch that is added: step, driver and number
+    :param added: told of each microbatch that is added: step, driver and number; NOBODY's: all that was is dropped
     """
 
     def __init__(self, place: Place, board: Board, added: Callable[[int, str, int], None]) -> None:
@@ -146,6 +154,10 @@ class SimulatedComputer(StageComputer):
         gradients = _Gradients(board, place.slot, model)
         stage = SimulatedStage(place.stage, place.run.pipeline.count)
         super().__init__(stage, model, gradients, most=MAX_BATCHES * place.run.global_batch)
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self._tell(self.step, NOBODY, 0)
 
     def compute(self, given: Given) -> Computed:
         began, served, call = time.perf_counter(), self.served, given.call

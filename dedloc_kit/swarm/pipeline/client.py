@@ -27,7 +27,10 @@ from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import unscaled
 
 MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
-"""Seconds of silence after which a stage peer is taken for gone; see `Listening`."""
+"""Seconds of silence after which a call has failed; see `Listening`."""
+GONE_SECONDS = 10.0
+"""After so long without a word on its own line a stage peer is taken for gone, and what it had is computed again. One
+that stands still for less than that notices earlier: see `member.STILL_SECONDS`."""
 LONGEST_ANSWER = 600.0
 """Seconds, also for one that says all the time that it is still here."""
 
@@ -130,7 +133,7 @@ class StageClient:
         telling = asyncio.create_task(_tell(stream, begun))
         try:
             while True:
-                listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)
+                listening = Listening(stream, GONE_SECONDS, GONE_SECONDS)
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
                     raise ValueError("it has lost what it was sent")
@@ -144,7 +147,7 @@ class StageClient:
 
     async def _call(self, call: Call, content: Content) -> Answered:
         async with self._lines.use() as (stream, listening):
-            await send_call(stream, call, content)
+            await send_call(stream, call.model_copy(update={"session": self._session}), content)
             reply = await listening.heard(receive_reply(stream))
             if isinstance(reply, Refused):
                 raise CallRefused(reply)

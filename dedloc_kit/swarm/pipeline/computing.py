@@ -1,5 +1,6 @@
 """What a stage peer's device does with calls; each microbatch is added once."""
 
+import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ class Gradients(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Drop what was taken for the next step."""
+        ...
+
 
 @dataclass(frozen=True)
 class Given:
@@ -66,16 +71,18 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model, in half precision where its device is fast at it. All but `step` and `sketch` is for the
-    thread that trains.
+    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session` and
+    `check` is for the thread that trains.
 
     :param most: samples that a driver may have added in one step
+    :ivar session: see `Held`
     :ivar served: samples that were added, in this session
     """
 
     def __init__(self, stage: Cut, model: nn.Module, gradients: Gradients, most: int) -> None:
         self.stage = stage
         self.served = 0
+        self.session = secrets.token_hex(8)
         self._model, self._gradients, self._most = model, gradients, most
         self._step = -1
         self._added: set[tuple[str, int]] = set()
@@ -101,9 +108,20 @@ class StageComputer:
         return 1 / known if len(self._seconds) == 2 and known else 0.0
 
     def check(self, call: Call) -> None:
-        """Raises Refusal for a call of another step."""
+        """Raises Refusal for a call of another step or session."""
         if call.step != self.step:
             raise Refusal("stale", f"of step {call.step}; held is {self.step}", self.step)
+        if call.session not in ("", self.session):
+            raise Refusal("stale", "for what was begun before this peer stood still", self.step)
+
+    def begin_anew(self) -> None:
+        """Drop what was added for the next step, and say so by another session: whoever sent it may have taken this
+        peer for gone, and have had it computed elsewhere. What is fixed already stays."""
+        if not self._gradients.closed:
+            self._gradients.forget()
+            self._added.clear()
+            self._samples.clear()
+            self.session = secrets.token_hex(8)
 
     def compute(self, given: Given) -> Computed:
         """Raises Refusal."""

@@ -1,8 +1,10 @@
 """A peer's place in a pipeline: what it says of itself, how it answers others and drives microbatches of its own."""
 
 import asyncio
+import logging
 import math
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +27,7 @@ from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
-from dedloc_kit.swarm.pipeline.service import Limits, StageService
+from dedloc_kit.swarm.pipeline.service import BACKWARD, Limits, StageService
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
 from dedloc_kit.swarm.remote.forwarding import ForwardingService
@@ -38,8 +40,13 @@ from dedloc_kit.swarm.remote.turns import Turns
 
 LOOK_SECONDS = 0.1
 """How often it is looked what a batch holds in all."""
+STILL_SECONDS = 4.0
+"""After so long between two of these looks this peer has stood still, as a computer that slept: drivers may have taken
+it for gone (`client.GONE_SECONDS`). What they heard of it last may be a second old, and what it says next be late."""
 BESIDE = 1
 """Microbatches that a driver has on their way beside one for each stage."""
+
+_log = logging.getLogger(__name__)
 
 
 class PipelineMember:
@@ -87,12 +94,14 @@ class PipelineMember:
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
         self._full: tuple[int, float] = (-1, math.inf)
+        self._looked = 0.0
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
 
     def wanted(self) -> float:
         """How many samples the batch of the next step has in all; infinity while that is not known."""
         step, samples = self._full
-        return samples if self._held is not None and step == self._held.step else math.inf
+        known = self._held is not None and step == self._held.step and not self._stood_still()
+        return samples if known else math.inf
 
     @property
     def step(self) -> int | None:
@@ -213,13 +222,21 @@ class PipelineMember:
         """Is there nothing left that needs this driver?"""
         return self._driver is None or self._driver.idle
 
+    def _stood_still(self) -> bool:
+        return _clock() > self._looked + STILL_SECONDS
+
     async def _count(self, held: StageComputer) -> None:
+        self._looked = _clock()
         while True:
+            if self._stood_still():
+                _log.warning("this computer stood still; what it had of the step is computed again")
+                await self.turns.run(BACKWARD, held.begin_anew)
             begun, step = self._drivers.told(), held.step
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun
             closed = self._driver is not None and self._driver.is_behind(step)
             self._full = step, wanted(begun.values(), step, self._run.global_batch, closed=closed)
+            self._looked = _clock()
             await asyncio.sleep(LOOK_SECONDS)
 
     def _everyone(self) -> dict[str, StageOffer]:
@@ -272,3 +289,8 @@ class PipelineMember:
             session=profile.session,
             time=get_dht_time(),
         )
+
+
+def _clock() -> float:
+    """Seconds, those that the computer sleeps included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

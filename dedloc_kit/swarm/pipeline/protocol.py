@@ -72,6 +72,8 @@ class Call(Record):
     """Of the gradient."""
     adds: bool = True
     """Whether a backward call adds to the stage's gradients; else it is answered, and nothing more."""
+    session: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")] = ""
+    """For which it is sent, see `Held`: in another one it is refused. Any, if it is empty."""
 
     @property
     def samples(self) -> int:
@@ -96,7 +98,8 @@ class Held(Record):
     stage: Stage
     step: Count
     session: Digest
-    """Of this process: whoever begins anew has lost what it had been sent."""
+    """Whoever begins another one has lost what it was sent before, as a process that begins anew, or on purpose, as one
+    that stood still."""
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)] = ()
     """Of the parameters, as in `Progress`."""
     waiting: Count

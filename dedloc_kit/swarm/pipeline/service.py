@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from dataclasses import dataclass
 from functools import partial
 
@@ -154,7 +153,6 @@ class FollowingService(Service):
 
     def __init__(self, stages: StageService, drivers: Drivers) -> None:
         self._stages, self._drivers = stages, drivers
-        self._session = secrets.token_hex(8)
         self._places = AtATime(*FOLLOWERS_AT_A_TIME)
         self._lines: dict[str, Stream] = {}
 
@@ -186,7 +184,7 @@ class FollowingService(Service):
             if told is not None and silent < QUEUE_SECONDS * len(self._lines):
                 waiting = told.waiting
             sketch = held.sketch
-            now = Held(stage=held.stage.number, step=held.step, session=self._session, sketch=sketch, waiting=waiting)
+            now = Held(stage=held.stage.number, step=held.step, session=held.session, sketch=sketch, waiting=waiting)
             if now != told or silent > ALIVE_SECONDS:
                 await stream.send(b"" if now == told else encode(now))
                 told, silent = now, 0.0

@@ -277,6 +277,10 @@ class CollaborativeOptimizer:
             self._computed = float(get_dht_time())
         return left_out
 
+    def forget(self) -> None:
+        """Drop what was accumulated and has not counted: others compute it."""
+        self._accumulator.forget()
+
     def refresh(self, replica: int) -> None:
         """Let a replica take over the newest parameters, between two of its microbatches."""
         self._replicas[replica].refresh(

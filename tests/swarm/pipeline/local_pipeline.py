@@ -107,6 +107,10 @@ class Sums:
         self.samples, self.loss = self.samples + samples, self.loss + loss * samples
         return True
 
+    def forget(self) -> None:
+        self.samples, self.loss = 0, 0.0
+        torch._foreach_zero_(self.gradients)
+
 
 class Peer(StageComputer):
     """A stage peer; a thread of its own takes its calls.

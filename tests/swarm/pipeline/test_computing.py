@@ -1,5 +1,6 @@
 """A stage peer's device adds each microbatch once, and nothing that is not finite."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,23 @@ def test_what_is_not_taken_may_come_again(parts: tuple[StageComputer, Picky]) ->
     sums.takes = True
     computer.compute(given())
     assert sums.samples == computer.served == ROWS
+
+
+def test_who_begins_anew_has_nothing_of_the_step_unless_it_is_fixed(parts: tuple[StageComputer, Picky]) -> None:
+    computer, sums = parts
+    before, first = computer.session, given()
+    computer.compute(first)
+    sums.closed = True
+    computer.begin_anew()
+    assert (computer.session, sums.samples) == (before, ROWS)
+    sums.closed = False
+    computer.begin_anew()
+    assert sums.samples == 0
+    late = replace(first, call=first.call.model_copy(update={"session": before}))
+    with pytest.raises(Refusal, match="stood still"):
+        computer.compute(late)
+    computer.compute(replace(first, call=first.call.model_copy(update={"session": computer.session})))
+    assert sums.samples == ROWS
 
 
 def test_what_fails_in_the_middle_leaves_no_gradients(parts: tuple[StageComputer, Picky]) -> None:

@@ -141,9 +141,28 @@ def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -
     assert close(pipeline.sums(but=["1a", "1b"]), plain_sum(batches))
 
 
+def test_what_a_peer_had_that_has_stood_still_counts_once(pipeline: Pipeline) -> None:
+    """It begins anew, for its drivers may have done so already, and what is on its way to it is for nobody."""
+    slept, began = pipeline.peers["1b"], list[str]()
+
+    def sleep(given: Given) -> None:
+        if given.call.what == "backward" and len(slept.calls) > 4 and not began:
+            began.append(slept.session)
+            slept.begin_anew()
+
+    slept.before = sleep
+    pipeline.slow("1a")
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: bool(began) and driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert close(pipeline.sums(), plain_sum(batches))
+    assert pipeline.samples() == [12 * ROWS] * 3
+    assert driver.again > 0
+
+
 def test_a_silent_peer_is_left(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped (SIGSTOP): its connections stand, and nothing comes any more."""
     monkeypatch.setattr(client, "MIN_PATIENCE", 2.5)
+    monkeypatch.setattr(client, "GONE_SECONDS", 2.5)
     stopped = pipeline.peers["1b"]
     pipeline.slow("1a")
     stopped.before = lambda given: pipeline.network.freeze("1b") if len(stopped.calls) == 3 else None
