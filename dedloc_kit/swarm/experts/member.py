@@ -150,7 +150,7 @@ class ExpertMember:
                 self._loop.run(endpoint.add(each))
             self._hosts = Hosts(opener, self._settings, self._everyone, self._failed)
             checks = Checks(self._hosts, self._signer.peer, self._settings.grid[1], self._form)
-            following = self._loop.start(self._hosts.follow())
+            following = self._loop.keep(self._hosts.follow())
             stack.callback(following.cancel)
             self.offers.start()
             stack.callback(self.offers.stop)
@@ -178,7 +178,7 @@ class ExpertMember:
             hosting.look()
 
         self._loop.run(begin())
-        running = self._loop.start(hosting.run())
+        running = self._loop.keep(hosting.run())
         stack.callback(running.cancel)
 
     def fetch(self, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]) -> None:

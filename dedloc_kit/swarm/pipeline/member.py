@@ -174,7 +174,7 @@ class PipelineMember:
             for each in own:
                 self.loop.run(endpoint.add(each))
             if self._held is not None:
-                counting = self.loop.start(self._count(self._held))
+                counting = self.loop.keep(self._count(self._held))
                 stack.callback(counting.cancel)
             self.offers.start()
             stack.callback(lambda: self.offers.stop(self._coming()))
@@ -199,7 +199,7 @@ class PipelineMember:
         async def batch() -> Batch:
             return await asyncio.get_running_loop().run_in_executor(None, next_batch)
 
-        running = self.loop.start(driver.run(batch))
+        running = self.loop.keep(driver.run(batch))
         try:
             yield
         finally:

@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for a role whose other threads compute."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -12,6 +13,8 @@ import uvloop
 T = TypeVar("T")
 
 STOP_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -46,6 +49,12 @@ class Loop:
         """Begin it there; from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def keep(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Begin there what goes on until it is cancelled; if it ends by a fault, the log says so."""
+        kept = self.start(work)
+        kept.add_done_callback(_tell)
+        return kept
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result, from any other thread."""
         return self.start(work).result()
@@ -53,3 +62,8 @@ class Loop:
     def soon(self, call: Callable[..., object], *arguments: Any) -> None:
         """Call this there."""
         self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _tell(ended: "Future[None]") -> None:
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _log.error("a part of this peer has ended by a fault", exc_info=error)

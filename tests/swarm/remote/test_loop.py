@@ -24,3 +24,14 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
         waiting = loop.start(asyncio.sleep(3600))
     with pytest.raises(CancelledError):
         waiting.result(timeout=10)
+
+
+def test_what_goes_on_and_ends_by_a_fault_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fault() -> None:
+        raise RuntimeError("a fault")
+
+    with Loop() as loop:
+        loop.keep(asyncio.sleep(3600))
+        kept = loop.keep(fault())
+        assert isinstance(kept.exception(timeout=10), RuntimeError)
+    assert [record.message for record in caplog.records] == ["a part of this peer has ended by a fault"]
