@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,8 @@ speed is what it says itself."""
 CHANGED = 2.0
 """A line that is so many times faster or slower than it was counts as another one: a measurement that varies moves
 nothing."""
+STEADY_SECONDS = 600.0
+"""And not sooner than so long after it last did: what is told while an expert moves may be lost."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +108,17 @@ class Planner:
     :ivar stale: hosts that had something before the run went back, and say so still
     """
 
-    def __init__(self, names: Sequence[ExpertName], bytes_each: int) -> None:
+    def __init__(
+        self, names: Sequence[ExpertName], bytes_each: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         # More do not fit into a record: then the organizer's machine has them all.
         self._names, self._bytes = names if len(names) <= MAX_ASSIGNED_CELLS else (), bytes_each
         self.plan = Plan()
         self.said: Assigned | None = None
         self.stale: set[str] = set()
-        self._lines: dict[str, float] = {}
+        self._clock = clock
+        self._lines: dict[str, tuple[float, float]] = {}
+        """What each host is to keep for its line beside others, and since when."""
 
     def begin_anew(self, holders: Mapping[str, Holder]) -> None:
         """The run goes back to an earlier state: what hosts hold is of the one that it has left."""
@@ -134,7 +141,10 @@ class Planner:
         self._measured({peer: line for peer in holders if (line := lines.get(peer))})
         there = {
             peer: replace(
-                holders[peer], room=offer.room // self._bytes, line=self._lines.get(peer, 1.0), new=peer in new
+                holders[peer],
+                room=offer.room // self._bytes,
+                line=self._lines.get(peer, (1.0, 0.0))[0],
+                new=peer in new,
             )
             for peer, offer in offers.items()
             if offer.state == "online" and offer.room and peer in holders and peer not in self.stale
@@ -146,9 +156,10 @@ class Planner:
         usual = statistics.median(lines.values()) if lines else 0.0
         self._lines = {peer: known for peer, known in self._lines.items() if peer in lines}
         for peer, line in lines.items():
-            share, known = min(FASTER, max(1 / FASTER, line / usual)), self._lines.get(peer)
-            if known is None or not known / CHANGED < share < known * CHANGED:
-                self._lines[peer] = share
+            share, now = min(FASTER, max(1 / FASTER, line / usual)), self._clock()
+            known, since = self._lines.get(peer, (0.0, -math.inf))
+            if not known / CHANGED < share < known * CHANGED and now > since + STEADY_SECONDS:
+                self._lines[peer] = share, now
 
 
 def assigned(made: Plan, names: Sequence[ExpertName], named: Collection[str]) -> Assigned:

@@ -9,7 +9,7 @@ from hivemind.utils import MSGPackSerializer
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.records import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, Assigned
 from dedloc_kit.swarm.experts.offer import layers_of, names_in
-from dedloc_kit.swarm.experts.placing import Holder, Plan, Planner, assigned, plan, plan_of
+from dedloc_kit.swarm.experts.placing import STEADY_SECONDS, Holder, Plan, Planner, assigned, plan, plan_of
 from dedloc_kit.swarm.network.kinds import HOSTS
 from tests.swarm.experts.local_hosts import offer
 
@@ -109,7 +109,8 @@ def test_who_has_just_come_stands_in_and_keeps_only_what_a_host_kept_that_is_gon
 
 
 def test_a_line_counts_beside_the_usual_one_and_no_word_of_its_host_makes_it_any_larger() -> None:
-    planner = Planner(NAMES, 1)
+    now = [0.0]
+    planner = Planner(NAMES, 1, lambda: now[0])
     offers = {peer: offer([], room=100) for peer in "abc"}
 
     def kept(lines: dict[str, float | None], names: dict[str, Holder] | None = None) -> dict[str, int]:
@@ -120,6 +121,8 @@ def test_a_line_counts_beside_the_usual_one_and_no_word_of_its_host_makes_it_any
     assert kept({}) == {"a": 4, "b": 4, "c": 4}
     assert kept({"a": 1e6, "b": 1e6, "c": 1e12}) == {"a": 2, "b": 2, "c": 8}
     assert kept({"a": 1e6, "b": 1e6, "c": 3e6}) == {"a": 2, "b": 2, "c": 8}, "it is not yet another one"
+    assert kept({"a": 1e6, "b": 1e6, "c": 1e6}) == {"a": 2, "b": 2, "c": 8}, "so soon it moves nothing"
+    now[0] += STEADY_SECONDS + 1
     assert kept({"a": 1e6, "b": 1e6, "c": 1e6}) == {"a": 4, "b": 4, "c": 4}
 
 
