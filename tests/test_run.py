@@ -343,9 +343,6 @@ def test_what_a_run_with_experts_has_not_yet_is_refused_before_it_starts(tmp_pat
     exact = {"averaging": {"overlap": False}}
     run = parse_run(values(experts=EXPERTS, **exact))
     CoordinatorConfig(folder=tmp_path).check(run)
-    CoordinatorConfig(folder=tmp_path, hub="owner/name").check(parse_run(values()))
-    with pytest.raises(UserError, match="leave --hub out"):
-        CoordinatorConfig(folder=tmp_path, hub="owner/name").check(run)
     unmeasured = {"train": [{"dataset": "owner/first"}]}
     with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
         CoordinatorConfig(folder=tmp_path).check(parse_run(values(experts=EXPERTS, data=unmeasured, **exact)))
