@@ -235,6 +235,7 @@ def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: St
     )
     assert driver.joined.parameters == 0
     staged.start.touch()
+    staged.coordinator.wait_for_step(STEPS)
     driver.wait_for(Left)
     staged.check()
     assert staged.drivers() == {driver.joined.peer}
