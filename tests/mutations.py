@@ -3526,6 +3526,13 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
+        "whoever was told the wrong one of two rolls stays with it",
+        "swarm/averaging/agreement/voter.py",
+        "told_wrongly = known and certified and before != roll",
+        "told_wrongly = False",
+        "tests/swarm/averaging/test_hostile_rounds.py -k TellsOneTwoRolls",
+    ),
+    Mutation(
         "a leader may tell two rolls",
         "swarm/averaging/agreement/voter.py",
         "        if known and before != roll and leader not in self._links.dead:\n",

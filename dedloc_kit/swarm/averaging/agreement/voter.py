@@ -348,8 +348,10 @@ class Voter:
             for link in self._links.down.values():  # who was told only one may follow it still
                 link.post(say(Says.ROLL, held))
             self._round.bury(leader, "told two rolls", blame=True)
+        # Whoever was told the wrong one of two rolls takes over the other once a quorum has its average.
         certified = self.certified is not None and self.certified.roll == roll.name
-        if known or self._round.over or (roll.ballot < self.ballot and not certified):
+        told_wrongly = known and certified and before != roll
+        if (known and not told_wrongly) or self._round.over or (roll.ballot < self.ballot and not certified):
             return
         outdated = leader in self._links.dead and self.ranking.index(leader) < self.ranking.index(self.leader)
         if leader != self.leader and not outdated and self._hears(leader):  # a quorum follows it
