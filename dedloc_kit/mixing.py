@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.display.human import some
 from dedloc_kit.events import AnyEvent, Hosted, State, Warned
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts, Microbatch, counting
@@ -102,20 +103,15 @@ class HostNews:
         """
         if lost := self._state.take_lost():
             back = f"back as this machine knew them, {max(lost.values())} global steps ago or less"
-            yield f"all hosts of these experts are gone: {_some(list(map(str, lost)))}; they are {back}"
+            yield f"all hosts of these experts are gone: {some(list(map(str, lost)), MAX_NAMED)}; they are {back}"
         found = self._member.accused()
         if self._accused.news(tuple(sorted(found)), now):
-            hosts = _some([f"{peer} ({count} trainers)" for peer, count in found.items()])
+            hosts = some([f"{peer} ({count} trainers)" for peer, count in found.items()], MAX_NAMED)
             yield (
                 f"trainers say that these hosts answer wrongly, or unlike others: {hosts}; 'dedloc kick' sends one away"
                 if found
                 else "no two trainers say any more that a host answers wrongly"
             )
-
-
-def _some(things: Sequence[str]) -> str:
-    more = f" and {len(things) - MAX_NAMED} more" if len(things) > MAX_NAMED else ""
-    return ", ".join(things[:MAX_NAMED]) + more
 
 
 class Mixing:

@@ -168,8 +168,7 @@ class _Role:
         self._releasing: Releasing | None = None
         self._uploader: Uploader | None = None
         self._hosting = ExitStack()
-        self._member: ExpertMember | None = None
-        self._host_news: HostNews | None = None
+        self._hosts: tuple[ExpertMember, HostNews] | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -202,8 +201,8 @@ class _Role:
         state = self._me.optimizer.state
         if isinstance(state, MixedState) and isinstance(self._me, SwarmPeer):
             folder = self._peer.folder / "experts"
-            self._member = self._hosting.enter_context(hosting(self._me, known, state, folder, self._emit))
-            self._host_news = HostNews(self._member, state)
+            member = self._hosting.enter_context(hosting(self._me, known, state, folder, self._emit))
+            self._hosts = member, HostNews(member, state)
 
     def publish(self) -> None:
         """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
@@ -256,12 +255,8 @@ class _Role:
                 self._remember()
                 self._rescue()
                 self._look_for_twin(stop)
-                if self._member is not None:
-                    self._member.follow()
-                    self._emit(self._member.standing())
-                if self._host_news is not None:
-                    for text in self._host_news.take(now):
-                        self._emit(Warned(text=text, alert=True))
+                if self._hosts is not None:
+                    self._look_at_hosts(*self._hosts)
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -274,6 +269,12 @@ class _Role:
         self._evaluator.finish(wait=True)
         self._evaluator.start()
         self._evaluator.finish(wait=True)
+
+    def _look_at_hosts(self, member: ExpertMember, news: HostNews) -> None:
+        member.follow()
+        self._emit(member.standing())
+        for text in news.take(time.monotonic()):
+            self._emit(Warned(text=text, alert=True))
 
     def _obey(self) -> None:
         """Act on the organizer's orders, and pass them on to the volunteers."""

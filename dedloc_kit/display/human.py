@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _JOINERS = "\u200c\u200d"  # Bengali, Persian and family emoji are not written right without them
 _HOST = re.compile(
@@ -15,6 +16,11 @@ _HOST = re.compile(
 def count(number: int, one: str) -> str:
     """`1,234 samples`, `1 sample`."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def some(things: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`."""
+    return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")
 
 
 def rate(value: float) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from dedloc_kit.display.human import count, duration, size
+from dedloc_kit.display.human import count, duration, size, some
 from dedloc_kit.events import (
     AnyEvent,
     ExpertsState,
@@ -187,10 +187,9 @@ class Alerts:
             self._raise("stages", f"{told}: find another" if single else "no stage has one peer only any more")
         found = accused(stages)
         if self._accused.news(tuple(sorted(peer.peer for _, peer in found)), now):
-            worst = [f"{peer.peer} at stage {number} ({peer.accusers} drivers)" for number, peer in found[:MAX_NAMED]]
-            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            worst = [f"{peer.peer} at stage {number} ({peer.accusers} drivers)" for number, peer in found]
             kick = f"'dedloc kick PEER {self._folder}' sends one away"
-            says = f"drivers say that these stage peers answer wrongly: {', '.join(worst)}{more}; {kick}"
+            says = f"drivers say that these stage peers answer wrongly: {some(worst, MAX_NAMED)}; {kick}"
             self._raise("stages", says if found else "no two drivers say any more that a stage peer answers wrongly")
 
     def _look_at_experts(self, experts: ExpertsState, now: float) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.display.human import count, duration, for_organizer, rate, share, size, visible
+from dedloc_kit.display.human import count, duration, for_organizer, rate, share, size, some, visible
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,8 @@ def test_of_a_name_what_can_be_seen_is_shown(name: str, shown: str) -> None:
 )
 def test_of_a_reason_the_organizer_reads_neither_paths_nor_hosts_nor_control_characters(reason: str, told: str) -> None:
     assert for_organizer(reason, 20 if len(reason) > 500 else 160) == told
+
+
+@pytest.mark.parametrize(("most", "told"), [(1, "a and 2 more"), (2, "a, b and 1 more"), (3, "a, b, c")])
+def test_of_many_things_some_are_named(most: int, told: str) -> None:
+    assert some(["a", "b", "c"], most) == told
