@@ -31,13 +31,13 @@ class Chat:
                 assert self.path == SECRET
                 message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 status = chat.answers.pop(0) if chat.answers else 200
+                if status == 200:  # Before the answer: once it is out, the next message has a thread of its own.
+                    chat.messages.put(message)
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 if status == 302:
                     self.send_header("Location", "/elsewhere")
                 self.end_headers()
-                if status == 200:
-                    chat.messages.put(message)
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
