@@ -1279,6 +1279,27 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_member.py",
     ),
     Mutation(
+        "what a driver that is gone has sent fills the batch",
+        "swarm/pipeline/member.py",
+        "if driver not in begun)",
+        "if False)",
+        "tests/swarm/pipeline/test_member.py -k does_not_fill",
+    ),
+    Mutation(
+        "a stage waits for ever that has only what a driver has sent that is gone",
+        "swarm/pipeline/member.py",
+        "if closed and not begun_for(begun.values(), step):",
+        "if False:",
+        "tests/swarm/pipeline/test_member.py -k all_there_is",
+    ),
+    Mutation(
+        "samples beside the batch fill it",
+        "swarm/rounds/batch.py",
+        " - self._beside())",
+        ")",
+        "tests/swarm/rounds/test_optimizer.py -k not_among_those",
+    ),
+    Mutation(
         "what was sent before a peer stood still is added",
         "swarm/pipeline/computing.py",
         'if call.session not in ("", self.session):',

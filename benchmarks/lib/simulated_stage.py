@@ -120,7 +120,7 @@ class _Gradients:
 
     def __init__(self, board: Board, slot: int, model: nn.Module) -> None:
         self._board, self._slot, self._model = board, slot, model
-        self._step = self._samples = 0
+        self.taken = (0, 0)  # the step, and samples for the next one
 
     @property
     def step(self) -> int:
@@ -129,15 +129,12 @@ class _Gradients:
     def accumulate(self, loss: float, samples: int) -> bool:
         for parameter in self._model.parameters():
             parameter.grad = None
-        if self._step != (step := self.step):
-            self._step, self._samples = step, 0
-        self._samples += samples
-        self._board.put_samples(self._slot, Board.ADDED, step, self._samples)
+        before, step = self.taken, self.step
+        self.taken = step, samples + before[1] * (before[0] == step)
         return True
 
     def forget(self) -> None:
-        self._samples = 0
-        self._board.put_samples(self._slot, Board.ADDED, self.step, 0)
+        self.taken = self.step, 0
 
 
 class SimulatedComputer(StageComputer):
@@ -151,9 +148,9 @@ class SimulatedComputer(StageComputer):
         self._place, self._board, self._tell = place, board, added
         self._real = 0.0  # what little the last call computed takes off the next one's time
         model = _Model(place.stage)
-        gradients = _Gradients(board, place.slot, model)
+        self.gradients = _Gradients(board, place.slot, model)
         stage = SimulatedStage(place.stage, place.run.pipeline.count)
-        super().__init__(stage, model, gradients, most=MAX_BATCHES * place.run.global_batch)
+        super().__init__(stage, model, self.gradients, most=MAX_BATCHES * place.run.global_batch)
 
     def begin_anew(self) -> None:
         super().begin_anew()
@@ -233,12 +230,14 @@ def _serve(member: members.PipelineMember) -> None:
         member.turns.take(TURN_SECONDS)
 
 
-def _tell(place: Place, board: Board, member: members.PipelineMember, held: StageComputer) -> None:
+def _tell(place: Place, board: Board, member: members.PipelineMember, held: SimulatedComputer) -> None:
     """All the time, also while the device computes."""
     while True:
         step, wanted = held.step, member.wanted()
         if wanted < _SAMPLES and step == held.step:
             board.put_samples(place.slot, Board.WANTED, step, int(wanted))
+        step, samples = held.gradients.taken
+        board.put_samples(place.slot, Board.ADDED, step, max(0, samples - member.beside()))
         driver = member._driver
         board.put(place.slot, Board.AGAIN, 0 if driver is None else driver.again)
         time.sleep(LOOK_SECONDS)

@@ -165,7 +165,7 @@ class _Work:
         self._member = PipelineMember(
             *(run, me.dht, me.signer, me.profile, known, stages, held), pinned=peer.stage is not None
         )
-        me.optimizer.fills(self._member.wanted)
+        me.optimizer.fills(self._member.wanted, self._member.beside)
         self._organizer, self._twin = (
             Organizer(me.optimizer, invitation, peer.last_step(run), emit),
             Twin(me.optimizer.tracker.twin, emit),

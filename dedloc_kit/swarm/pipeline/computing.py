@@ -71,8 +71,8 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session` and
-    `check` is for the thread that trains.
+    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session`,
+    `check` and `samples` is for the thread that trains.
 
     :param most: samples that a driver may have added in one step
     :ivar session: see `Held`
@@ -100,6 +100,11 @@ class StageComputer:
     def sketch(self) -> tuple[float, ...]:
         """Of the parameters, for others to compare."""
         return self._gradients.sketch
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """That were added for the next step, by driver."""
+        return dict.copy(self._samples) if self._step == self.step else {}
 
     @property
     def microbatches_per_second(self) -> float:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
@@ -23,7 +23,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
-from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
+from dedloc_kit.swarm.pipeline.begun import Drivers, begun_for, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
@@ -47,6 +47,14 @@ BESIDE = 1
 """Microbatches that a driver has on their way beside one for each stage."""
 
 _log = logging.getLogger(__name__)
+
+
+class _Full(NamedTuple):
+    """What the batch of a step holds, and what this peer has beside it."""
+
+    step: int
+    wanted: float
+    beside: int
 
 
 class PipelineMember:
@@ -93,15 +101,21 @@ class PipelineMember:
         self.offers = Offers(STAGES, node, signer, known, self._said, self.twin)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
-        self._full: tuple[int, float] = (-1, math.inf)
+        self._full = _Full(-1, math.inf, 0)
         self._looked = 0.0
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
 
     def wanted(self) -> float:
         """How many samples the batch of the next step has in all; infinity while that is not known."""
-        step, samples = self._full
-        known = self._held is not None and step == self._held.step and not self._stood_still()
-        return samples if known else math.inf
+        full = self._full
+        known = self._held is not None and full.step == self._held.step and not self._stood_still()
+        return full.wanted if known else math.inf
+
+    def beside(self) -> int:
+        """How many of this peer's samples for the next step are of drivers that are gone. These are no part of what is
+        wanted: else a stage would be full of them before all has come that drivers have begun who live."""
+        full = self._full
+        return full.beside if self._held is not None and full.step == self._held.step else 0
 
     @property
     def step(self) -> int | None:
@@ -235,7 +249,10 @@ class PipelineMember:
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun
             closed = self._driver is not None and self._driver.is_behind(step)
-            self._full = step, wanted(begun.values(), step, self._run.global_batch, closed=closed)
+            beside = sum(samples for driver, samples in held.samples.items() if driver not in begun)
+            if closed and not begun_for(begun.values(), step):
+                beside = 0  # there is nothing else
+            self._full = _Full(step, wanted(begun.values(), step, self._run.global_batch, closed=closed), beside)
             self._looked = _clock()
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -56,14 +56,15 @@ class Batch:
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
         self._wanted: Callable[[], float] | None = None
+        self._beside: Callable[[], int] = lambda: 0
         self.fixed = False
         self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
         self._rows: Collection[Row] = ()  # what was last said of the other ones
 
-    def holds(self, wanted: Callable[[], float]) -> None:
-        """Let somebody else say how many samples it has; see `wanted`."""
-        self._wanted = wanted
+    def holds(self, wanted: Callable[[], float], beside: Callable[[], int]) -> None:
+        """Let somebody else say how many samples it has, and how many of this peer's are not among these."""
+        self._wanted, self._beside = wanted, beside
 
     @property
     def is_said(self) -> bool:
@@ -83,7 +84,7 @@ class Batch:
     @property
     def samples(self) -> int:
         """This peer's part."""
-        return self._tally.outgoing if self.fixed else self._tally.samples
+        return max(0, (self._tally.outgoing if self.fixed else self._tally.samples) - self._beside())
 
     @property
     def ahead(self) -> bool:

@@ -213,10 +213,13 @@ class CollaborativeOptimizer:
         self._instructions = instructions
         self._rounds.heed(instructions)
 
-    def fills(self, wanted: Callable[[], float]) -> None:
+    def fills(self, wanted: Callable[[], float], beside: Callable[[], int] = lambda: 0) -> None:
         """Let somebody else say how many samples the next global step has in all (infinity while that is not known
-        yet), no fewer than a global batch."""
-        self._rounds.batch.holds(wanted)
+        yet), no fewer than a global batch.
+
+        :param beside: how many of this peer's are not among them; they go into the step with the others
+        """
+        self._rounds.batch.holds(wanted, beside)
 
     def confirms(self, answered: Callable[[int], dict[str, int]]) -> None:
         """Let this peer's contributions say what hosts of experts have done for it; see `Contribution.answered`.

@@ -310,7 +310,7 @@ class Rounds:
     def _alone(self) -> RoundResult | None:
         """The step of a peer that nobody else is there to see. Where members are checked it pledges nothing: there is
         nobody to be sent anything, and only who was alone can bring samples without work."""
-        if self._tally.samples < self.batch.wanted:
+        if self.samples < self.batch.wanted:
             return None
         mine = self._contribution()
         if not self._grouping.enough_samples(mine.samples):

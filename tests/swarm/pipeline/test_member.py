@@ -1,9 +1,10 @@
-"""What a peer does whose computer has stood still."""
+"""When a batch is full for a stage peer: whose computer has stood still, and where drivers are gone."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,34 +20,80 @@ from tests.swarm.pipeline.local_pipeline import LinearStage, Sums
 BATCH, SECONDS = 24, 20.0
 
 
+class Peer:
+    """A member that holds a stage, as far as it counts what a batch has."""
+
+    def __init__(self) -> None:
+        stage = LinearStage(1)
+        model = stage.build_model()
+        self.held = held = StageComputer(stage, model, Sums(model), most=100)
+        self.member = member = PipelineMember.__new__(PipelineMember)
+        member._held, member._driver, member._full, member._looked = held, None, members._Full(-1, math.inf, 0), 0.0
+        member._run, member.turns = cast(Any, SimpleNamespace(global_batch=BATCH)), Turns()
+        self.told = {"d": Begun(step=0, samples=BATCH, final=True)}
+        member._drivers = cast(Any, SimpleNamespace(told=lambda: dict(self.told)))
+
+    def run(self, living: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def live() -> None:
+            counting = asyncio.create_task(self.member._count(self.held))
+            await living()
+            counting.cancel()
+
+        asyncio.run(live())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would bring what others have computed again meanwhile."""
-    stage, now = LinearStage(1), [100.0]
-    model = stage.build_model()
-    held = StageComputer(stage, model, Sums(model), most=100)
+    now, peer = [100.0], Peer()
     monkeypatch.setattr(members, "_clock", lambda: now[0])
-    member, before = PipelineMember.__new__(PipelineMember), held.session
-    member._held, member._driver, member._full, member._looked = held, None, (-1, math.inf), 0.0
-    member._run, member.turns = cast(Any, SimpleNamespace(global_batch=BATCH)), Turns()
-    told = {"d": Begun(step=0, samples=BATCH, final=True)}
-    member._drivers = cast(Any, SimpleNamespace(told=lambda: dict(told)))
+    member, before = peer.member, peer.held.session
 
-    async def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-
-    async def live() -> None:
-        counting = asyncio.create_task(member._count(held))
+    async def living() -> None:
         await until(lambda: member.wanted() == BATCH)
         now[0] += STILL_SECONDS + 0.1
         assert member.wanted() == math.inf
         await until(lambda: member.turns.unfinished > 0)
         assert member.wanted() == math.inf
         member.turns.take(SECONDS)
-        assert held.session != before
+        assert peer.held.session != before
         await until(lambda: member.wanted() == BATCH)
-        counting.cancel()
 
-    asyncio.run(live())
+    peer.run(living)
+
+
+def test_what_a_driver_that_is_gone_has_sent_does_not_fill_the_batch() -> None:
+    """Else a stage would take the step before all has come that living drivers have sent the other stages."""
+    peer = Peer()
+    peer.held._step, peer.held._samples = 0, Counter(d=20, e=4)
+
+    async def living() -> None:
+        await until(lambda: peer.member.wanted() == BATCH)
+        assert peer.member.beside() == 4
+        peer.told["e"] = Begun(step=0, samples=4, final=True)
+        await until(lambda: peer.member.beside() == 0)
+
+    peer.run(living)
+
+
+def test_of_a_step_that_another_stage_has_taken_what_drivers_that_are_gone_have_sent_may_be_all_there_is() -> None:
+    peer = Peer()
+    peer.held._step, peer.held._samples = 0, Counter(e=4)
+    behind = SimpleNamespace(begun=Begun(step=0, samples=0, final=True), is_behind=lambda step: True)
+    peer.member._driver, peer.member._signer = cast(Any, behind), cast(Any, SimpleNamespace(peer="me"))
+    peer.told["d"] = Begun(step=0, samples=5, final=True)
+
+    async def living() -> None:
+        await until(lambda: peer.member.wanted() == 5)
+        assert peer.member.beside() == 4
+        del peer.told["d"]
+        await until(lambda: peer.member.wanted() == 1)
+        assert peer.member.beside() == 0
+
+    peer.run(living)

@@ -398,6 +398,19 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
     assert (me.averager.brought[-1].samples, me.averager.least) == (wanted[0], wanted[0])
 
 
+def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_into_the_step(tmp_path: Path) -> None:
+    me, beside = Volunteer(tmp_path, overlap=False), [MICROBATCH]
+    me.optimizer.fills(lambda: BATCH, lambda: beside[0])
+    while me.optimizer.samples < BATCH - MICROBATCH:
+        me.compute(1.0)
+    me.optimizer.boundary()
+    assert (me.averager.brought, me.optimizer.closed) == ([], False)
+    me.compute(1.0)
+    me.optimizer.boundary()
+    assert me.optimizer.closed
+    assert (me.averager.brought[-1].samples, me.averager.least) == (BATCH + MICROBATCH, BATCH)
+
+
 def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_nobody_computes_that_again(
     tmp_path: Path,
 ) -> None:

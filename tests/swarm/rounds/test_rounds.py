@@ -464,7 +464,7 @@ def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_
     tmp_path: Path,
 ) -> None:
     me, another = Peer(tmp_path, follower=True), Signer(Identity(tmp_path / "another"))
-    me.rounds.batch.holds(lambda: math.inf)
+    me.rounds.batch.holds(lambda: math.inf, lambda: 0)
     for who, fixed in ((me.other, True), (another, False)):
         me.hear(8, time=get_dht_time() - 1.0, who=who, fixed=fixed)
     me.rounds.gather_if_due(samples_per_second=0.0)
