@@ -15,6 +15,7 @@ from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.pipeline.moving import STATE_BYTES
 
 SYSTEMS = ("alone", "ours", "hivemind")
 WARM_UP_STEPS = 2
@@ -45,6 +46,13 @@ class Setting:
     """So many of ours, the first ones, can be reached by others; none: a test finds out of each."""
     helpers: int = 0
     """Beside ours, so many who lend a line like the others'."""
+
+    @property
+    def states_seconds(self) -> float:
+        """That one line needs to hand every volunteer the state with which it begins."""
+        parameters = self.run.task.options.get("parameters", 0)
+        rate = self.line.up_mbit * 1e6 / 8 if self.line else 0.0
+        return len(self.slowness) * STATE_BYTES * parameters / rate if rate else 0.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
         stack.enter_context(network)
         volunteers = start_peers(system, setting, network, folder, stack)
         for volunteer in volunteers:
-            volunteer.wait_for("joined", deadline=START_SECONDS)
+            volunteer.wait_for("joined", deadline=START_SECONDS + setting.states_seconds)
         start.touch()
         patience = START_SECONDS + 10 * setting.step_seconds
         first = volunteers[0].wait_for_step(setting.warm_up, patience)
