@@ -1860,6 +1860,20 @@ MUTATIONS = (
         "tests/swarm/hostile/test_forwarding.py -k in_place_of",
     ),
     Mutation(
+        "a line that breaks is opened again through the forwarder with which it broke",
+        "swarm/remote/lines.py",
+        "if isinstance(broken, OSError):",
+        "if False:",
+        "tests/swarm/hostile/test_forwarding.py -k after_a_forwarder_has_changed",
+    ),
+    Mutation(
+        "whoever is reached through a peer that dies is taken for gone",
+        "swarm/remote/tls.py",
+        "except ssl.SSLError as error:",
+        "except ssl.SSLCertVerificationError as error:",
+        "tests/swarm/remote/test_forwarding.py -k who_is_sent_away",
+    ),
+    Mutation(
         "an end of a forwarded stream takes any certificate",
         "swarm/remote/tls.py",
         "context.verify_mode = ssl.CERT_REQUIRED",

@@ -95,12 +95,11 @@ class StageClient:
                 line, before = await Line.open(self._opener, self.peer, FollowingService, encode(begun())), self._said
                 try:
                     await self._follow(line.stream, begun, heard)
-                except (ConnectionError, EOFError):
-                    if self._said == before:
+                except BaseException as error:
+                    await line.close(error)
+                    if not isinstance(error, ConnectionError | EOFError) or self._said == before:
                         raise
                     await asyncio.sleep(LOOK_SECONDS)
-                finally:
-                    await line.close()
 
     @property
     def hop(self) -> Hop:

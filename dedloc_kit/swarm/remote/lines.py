@@ -20,34 +20,40 @@ class Opener(Protocol):
 class Line:
     """Its stream is opened and closed in a task of its own, so that it may end in another than it began in."""
 
-    def __init__(self, stream: Stream, held: asyncio.Task[None]) -> None:
+    def __init__(self, stream: Stream, held: asyncio.Task[None], over: asyncio.Future[None]) -> None:
         self.stream = stream
-        self._held = held
+        self._held, self._over = held, over
 
     @classmethod
     async def open(cls, opener: Opener, peer: str, service: type[Service], first: bytes) -> "Line":
         """Raises OSError as `Endpoint.open`."""
-        opened: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[Stream] = loop.create_future()
+        over: asyncio.Future[None] = loop.create_future()
 
         async def hold() -> None:
             try:
                 async with opener.open(peer, service, first) as stream:
                     if not opened.done():
                         opened.set_result(stream)
-                        await asyncio.Event().wait()
+                        await over
             except (OSError, EOFError, ValueError) as error:
                 if not opened.done():
                     opened.set_exception(error)
 
         held = asyncio.create_task(hold())
         try:
-            return cls(await opened, held)
+            return cls(await opened, held, over)
         except BaseException:
             held.cancel()
             raise
 
-    async def close(self) -> None:
-        self._held.cancel()
+    async def close(self, broken: BaseException | None = None) -> None:
+        """:param broken: with what the stream has, which whoever opens it again has to know"""
+        if isinstance(broken, OSError):
+            self._over.set_exception(broken)
+        else:
+            self._held.cancel()
         with suppress(asyncio.CancelledError):
             await self._held
 
@@ -75,8 +81,8 @@ class Lines:
         line, listening = self._idle.pop() if self._idle else await self._new()
         try:
             yield InUse(line.stream, listening)
-        except BaseException:
-            await line.close()
+        except BaseException as error:
+            await line.close(error)
             raise
         self._idle.append((line, listening))
 

@@ -76,7 +76,8 @@ class _Tls:
     async def read(self, n: int, /) -> bytes:
         """Some bytes, at most so many; none if the other end has closed the stream.
 
-        Raises OSError if anything else has, or if what comes is not as the other end sent it.
+        Raises ConnectionError if anything else has, or if what comes is not as the other end sent it: whoever forwards
+        it, or what there is between, says nothing of the other end.
         """
         while True:
             try:
@@ -86,6 +87,8 @@ class _Tls:
                 await self._more()
             except ssl.SSLZeroReturnError:
                 return b""
+            except ssl.SSLError as error:
+                raise ConnectionResetError(f"the stream through another peer breaks: {error}") from None
 
     def write(self, data: bytes | memoryview) -> None:
         """It goes out with the next `drain` or `read`: a message and its length in one piece."""
