@@ -11,7 +11,10 @@ from benchmarks.lib.task import Device, simulated_run, wait_for_start
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.tasks import Mixed
 
+NOWHERE = {"dataset": "none/none"}
+"""Data that the run names and nobody reads."""
 WIDTH, HIDDEN, TOKENS, GRID = 64, 64, 32, (2, 4)
 
 
@@ -26,6 +29,12 @@ class SimulatedMixed:
 
     def why_without_experts(self) -> str:
         return ""
+
+    def why_unwritten(self) -> str:
+        return "no library has a simulated model"
+
+    def as_stock(self, model: nn.Module) -> nn.Module:
+        raise NotImplementedError
 
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -61,7 +70,7 @@ class SimulatedMixed:
         return loss + self._settings.balance * imbalance_of(model)
 
 
-TASKS = {"simulated-mixed": SimulatedMixed}
+TASKS: dict[str, Callable[[RunConfig], Mixed]] = {"simulated-mixed": SimulatedMixed}
 
 
 def mixed_run(seconds: float, global_batch: int) -> RunConfig:
@@ -74,4 +83,5 @@ def mixed_run(seconds: float, global_batch: int) -> RunConfig:
         task={"name": "simulated-mixed", "seconds": seconds},
         experts={"layers": [0], "grid": list(GRID), "width": WIDTH, "hidden": HIDDEN},
         averaging={"overlap": False},
+        data={"train": [NOWHERE], "evaluation": NOWHERE},
     )
