@@ -3036,6 +3036,13 @@ MUTATIONS = (
         "tests/test_audits.py -m slow -k wrongly",
     ),
     Mutation(
+        "who begins with other weights than the organizer keeps them",
+        "swarm/rounds/catchup.py",
+        "and not self._state.differs(organizer.sketch)",
+        "",
+        "tests/swarm/rounds/test_catchup.py -k where_a_run_begins",
+    ),
+    Mutation(
         "a missed average is taken from whoever hands it out",
         "swarm/rounds/catchup.py",
         "if not certain and not confirmed(",

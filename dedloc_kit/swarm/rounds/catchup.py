@@ -22,7 +22,7 @@ from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of
 from dedloc_kit.swarm.trust.weight import claimed, claims_in
-from dedloc_kit.training.state import Position, TrainingState
+from dedloc_kit.training.state import START, Position, TrainingState
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
@@ -87,7 +87,7 @@ class CatchUp:
             if attempt and self._stop.wait(LOAD_PAUSE):
                 break
             self._look()
-            if self._load_state():
+            if self._holds_first() or self._load_state():
                 return True
         return False
 
@@ -112,6 +112,13 @@ class CatchUp:
         if belief.organizer in in_sync:
             return belief.organizer in different
         return 2 * len(different) > len(in_sync) and self._tracker.proves(different)
+
+    def _holds_first(self) -> bool:
+        """Is the run where it begins, and has this peer made the state there itself, as the organizer has by its word?
+        Other software may have drawn other weights."""
+        organizer = self._tracker.at(*START).get(self._tracker.belief.organizer)
+        begins = self._state.position == START == self._tracker.newest(START)
+        return begins and organizer is not None and not self._state.differs(organizer.sketch)
 
     # Averages that we missed
 

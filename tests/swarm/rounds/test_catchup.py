@@ -12,7 +12,7 @@ from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state import START, Position
 
 BATCH = 10
 
@@ -124,3 +124,37 @@ def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them
     assert settled == [["aa"], ["99", "aa"]], "the round bb left this peer's samples out"
     assert taken == [["me"], ["another"]]
     assert opened, "what is fixed may hold what has counted"
+
+
+@pytest.mark.parametrize(
+    ("told", "newest", "downloads"),
+    [
+        ({"organizer": "same"}, START, False),
+        ({"organizer": "other", "peer": "same"}, START, True),
+        ({"peer": "same"}, START, True),
+        ({"organizer": "same"}, Position(1, "ab"), True),
+    ],
+)
+def test_where_a_run_begins_nobody_downloads_what_the_organizer_says_that_it_has_as_well(
+    told: dict[str, str], newest: Position, downloads: bool
+) -> None:
+    """A hundred who come at once would wait for hours for its line."""
+    loads: list[bool] = []
+
+    def load() -> bool:
+        loads.append(True)
+        return True
+
+    me: Any = SimpleNamespace(
+        _state=SimpleNamespace(position=START, differs=lambda sketch: sketch != "same"),
+        _tracker=SimpleNamespace(
+            at=lambda *position: {p: SimpleNamespace(sketch=s) for p, s in told.items()} if position == START else {},
+            newest=lambda mine: newest,
+            belief=SimpleNamespace(organizer="organizer"),
+        ),
+        _look=lambda: None,
+        _load_state=load,
+    )
+    me._holds_first = lambda: CatchUp._holds_first(me)
+    assert CatchUp.load(me)
+    assert len(loads) == downloads
