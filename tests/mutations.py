@@ -4911,9 +4911,37 @@ MUTATIONS = (
     Mutation(
         "a stage waits for ever for what a driver that has died was to send, though the others have taken the step",
         "swarm/pipeline/begun.py",
-        "max(1 if closed else global_batch,",
+        "max(0 if closed else global_batch,",
         "max(global_batch,",
         "tests/swarm/pipeline/test_begun.py -k less_than",
+    ),
+    Mutation(
+        "a stage waits for ever for a step of which it can get nothing any more",
+        "swarm/pipeline/begun.py",
+        "max(0 if closed else global_batch,",
+        "max(1 if closed else global_batch,",
+        "tests/swarm/pipeline/test_begun.py -k less_than",
+    ),
+    Mutation(
+        "the average of nothing is not there",
+        "swarm/averaging/reducing.py",
+        "for number in numbers if self._plan.one_row else ():",
+        "for number in ():",
+        "tests/swarm/averaging/test_allreduce.py -k of_none",
+    ),
+    Mutation(
+        "a step without samples leaves nobody whose word counts",
+        "swarm/directory/belief.py",
+        "if not any(samples.values()):",
+        "if False:",
+        "tests/swarm/rounds/test_optimizer.py -k proves_nothing",
+    ),
+    Mutation(
+        "after the last step of a run drivers leave while a stage lacks what they drive",
+        "roles/stage_volunteer.py",
+        " and step is not None and step < optimizer.step",
+        " and False",
+        "tests/roles/test_stage_volunteer.py -k end_of_the_run",
     ),
     Mutation(
         "a coordinator that starts again lets those of one stage speak for another",

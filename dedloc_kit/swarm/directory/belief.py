@@ -44,7 +44,11 @@ class Belief:
         self._looked, self._since = -math.inf, math.inf  # the last time, and since when again and again
 
     def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
-        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory."""
+        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory. A step
+        without any proves nothing: those of before go on counting."""
+        if not any(samples.values()):
+            self.reached(step, time)
+            return
         self.taken = Taken(step=step, time=time, samples={peer: count for peer, count in samples.items() if count})
         self._seen = dict.fromkeys(self.taken.samples, time)
 
