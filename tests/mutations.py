@@ -4937,6 +4937,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k proves_nothing",
     ),
     Mutation(
+        "a coordinator that starts again goes back before it has heard how far the others are",
+        "swarm/directory/belief.py",
+        "return not counting or not counting.isdisjoint(others)",
+        "return True",
+        "tests/swarm/directory/test_belief.py -k starts_anew",
+    ),
+    Mutation(
         "after the last step of a run drivers leave while a stage lacks what they drive",
         "roles/stage_volunteer.py",
         " and step is not None and step < optimizer.step",

@@ -99,6 +99,12 @@ class Belief:
             return len(peers) >= HOLDERS
         return 2 * sum(map(self.weight, peers)) > sum(map(self.weight, counting))
 
+    def hears(self, others: Collection[str], now: float) -> bool:
+        """Has anybody of who brought the last step spoken, or are they gone? Before that a peer that was started anew
+        cannot tell how far the others are."""
+        counting = self._counting(now) - {self._me}
+        return not counting or not counting.isdisjoint(others)
+
     def weight(self, peer: str) -> int:
         """The samples that a peer brought to the last step that this one took itself."""
         return self.taken.samples.get(peer, 0)
