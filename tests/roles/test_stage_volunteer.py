@@ -225,17 +225,17 @@ def test_who_is_the_last_one_of_its_stage_stays_though_it_has_begun_to_move(monk
     assert going.swarm.records["a"].state == "online"
 
 
+@pytest.mark.parametrize("last", [5, None], ids=["all", "one has nobody any more"])
 def test_at_the_end_of_the_run_a_driver_stays_until_all_stages_have_the_last_step(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, last: int | None
 ) -> None:
-    for last in (5, None):  # of all stages: one whose peers have left has nobody
-        going = Going(monkeypatch, 0, 0, 1, 2)
-        going.step, going.turns = 4, SimpleNamespace(take=lambda _, going=going: going.events.pop(0)())
-        going.events += [lambda: None, lambda going=going, last=last: setattr(going, "step", last)]
-        going.leave()
-        assert not going.events
-        assert going.did == ["leaving", "begins no more"]
-        assert going.swarm.records["a"].state == "online", "nobody is to take its place"
+    going = Going(monkeypatch, 0, 0, 1, 2)
+    going.step, going.turns = 4, SimpleNamespace(take=lambda _: going.events.pop(0)())
+    going.events += [lambda: None, lambda: setattr(going, "step", last)]
+    going.leave()
+    assert not going.events
+    assert going.did == ["leaving", "begins no more"]
+    assert going.swarm.records["a"].state == "online", "nobody is to take its place"
 
 
 @pytest.fixture
