@@ -38,7 +38,8 @@ MINDING_SECONDS = 1.0
 PLANNING_SECONDS = 5.0
 """Between two looks whether this peer should go to another stage, unless one has nobody."""
 LAST_STEP_SECONDS = 300.0
-"""For which a volunteer that moves waits for the step in which its gradients count; then it stays."""
+"""For which a volunteer that moves waits for the step in which its gradients count; then it stays. At the end of the
+run it waits as long for the other stages."""
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
@@ -284,14 +285,23 @@ class _Work:
         self._emit(State(text="leaving"))
         member, optimizer = self._member, self._me.optimizer
         member.stop_driving()
-        member.say("leaving")
-        until = time.monotonic() + FLUSH_SECONDS
-        while self._stop.is_set() and time.monotonic() < until and (not member.idle or optimizer.tally.samples):
+        if self._stop.is_set():  # at the end of the run nobody is to take its place
+            member.say("leaving")
+        began = time.monotonic()
+        while self._is_needed(time.monotonic() - began):
             member.turns.take(TURN_SECONDS)
             optimizer.boundary()
             optimizer.refresh(0)
         if lost := optimizer.tally.samples:
             _log.warning("%d samples were too early for the next step and are given up", lost)
+
+    def _is_needed(self, seconds: float) -> bool:
+        """By what it has begun, so long after it began to leave."""
+        member, optimizer = self._member, self._me.optimizer
+        if self._stop.is_set():
+            return seconds < FLUSH_SECONDS and (not member.idle or bool(optimizer.tally.samples))
+        step = member.step  # a stage without the last step may lack what this peer drives, and gets it from nobody else
+        return seconds < LAST_STEP_SECONDS and step is not None and step < optimizer.step
 
     def _tell(self, loss: float) -> None:
         optimizer, share = self._me.optimizer, self._stage.share

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -23,7 +24,8 @@ from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.swarm.pipeline.member import PipelineMember
+from dedloc_kit.swarm.pipeline.client import GONE_SECONDS
+from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember
 from dedloc_kit.swarm.pipeline.moving import Mover
 from tests.invitations import invited
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
@@ -48,23 +50,25 @@ def staged_run(**pipeline: Any) -> RunConfig:
 class Staged:
     """A coordinator and volunteers in each stage, `0a`, `0b`, `1a`, ..."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run, self.folder = staged_run(), folder
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.run, self.folder, self.steps = staged_run(), folder, steps
+        self._settings = {**SETTINGS, "until_step": steps}
         self.told = folder / "told"
         self.told.mkdir()
         self.swarm = Swarm(self.run, folder)
-        self.coordinator = self.swarm.coordinator(**SETTINGS)
+        self.coordinator = self.swarm.coordinator(**self._settings)
         self.start = folder / "start"
         self.peers: dict[str, Peer] = {}
 
-    def fill(self, *idle: str, alone: Collection[int] = ()) -> None:
+    def fill(self, *idle: str, alone: Collection[int] = (), clients: Collection[str] = ()) -> None:
         """:param idle: who drives nothing
         :param alone: stages with one volunteer
+        :param clients: who cannot be reached
         """
         names = [
             f"{stage}{letter}" for letter in "ab" for stage in range(STAGES) if letter == "a" or stage not in alone
         ]
-        self.peers |= {name: self.add(name, drives=name not in idle) for name in names}
+        self.peers |= {name: self.add(name, drives=name not in idle, client_mode=name in clients) for name in names}
         for peer in self.peers.values():
             assert peer.joined.step == 0
         self.start.touch()
@@ -73,9 +77,9 @@ class Staged:
         """All who have stayed hold what one process does that computes the same microbatches."""
         for peer in self.peers.values():
             peer.wait_for(Left)
-        self.coordinator.wait_for_step(STEPS)
+        self.coordinator.wait_for_step(self.steps)
         assert self.coordinator.worker.stop() == 0
-        steps, batches = self.coordinator.steps, self.batches(STEPS)
+        steps, batches = self.coordinator.steps, self.batches(self.steps)
         assert [event.step.samples for event in steps] == [ROWS * len(each) for each in batches]
         assert all(event.step.samples >= BATCH for event in steps)
         expected, found = plain_loop(self.run, batches), self.coordinator.parameters()
@@ -88,7 +92,7 @@ class Staged:
     def add(self, name: str, *, drives: bool = True, chosen: bool = True, **settings: Any) -> Peer:
         environment = {TOLD: str(self.told), "START_FILE": str(self.start if drives else self.folder / "never")}
         stage = int(name[0]) if chosen else None
-        return self.swarm.volunteer(name, environment, **{"stage": stage, **SETTINGS, **settings})
+        return self.swarm.volunteer(name, environment, **{"stage": stage, **self._settings, **settings})
 
     def drivers(self) -> set[str]:
         """Peer ids of those whose microbatches were added anywhere."""
@@ -96,6 +100,11 @@ class Staged:
 
     def lines(self) -> list[str]:
         return [line for file in self.told.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+    def wait_for_more(self) -> None:
+        """Until it is in the middle of a step."""
+        lines = len(self.lines())
+        wait_until(lambda: len(self.lines()) > lines + 3, "nothing is added")
 
     def batches(self, steps: int) -> list[list[dict[str, torch.Tensor]]]:
         """Of each global step, as the stages have added them; each of them has the same."""
@@ -111,6 +120,13 @@ class Staged:
             ids, labels = first[key]["input_ids"], last[key]["labels"]
             found[key[0]].append({"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)})
         return [found[step] for step in range(steps)]
+
+
+def signalled(peer: Peer, number: signal.Signals) -> None:
+    """All its processes get this."""
+    for process in processes_of(peer.worker.pid):
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +151,13 @@ class Going:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *held: int) -> None:
         self.swarm, self.events, self.did = Records(monkeypatch, *held), list[Callable[[], object]](), list[str]()
         self.idle = False  # what it has begun is on its way
+        self.step: int | None = 5  # that all stages hold
+        self.turns = SimpleNamespace(take=lambda _: None)
         self.tally = SimpleNamespace(samples=4, counted=30)
         self._work = work = stage_volunteer._Work.__new__(stage_volunteer._Work)
-        optimizer, profile = SimpleNamespace(tally=self.tally), SimpleNamespace(session="5e55")
-        work._me = cast(SwarmPeer, SimpleNamespace(optimizer=optimizer, profile=profile))
+        optimizer = SimpleNamespace(tally=self.tally, step=5, boundary=lambda: None, refresh=lambda _: None)
+        profile = SimpleNamespace(session="5e55")
+        work._me, work._stop = cast(SwarmPeer, SimpleNamespace(optimizer=optimizer, profile=profile)), threading.Event()
         work._member, work._gradients = cast(PipelineMember, self), cast(Any, self)
         work._fits = frozenset({0, 1})
         work._moving, work._stage = self.swarm.plan("a"), cast(Any, SimpleNamespace(number=0, count=3, share=0.5))
@@ -148,6 +167,9 @@ class Going:
 
     def begin(self) -> Mover | None:
         return self._work._go(Move(1, self.swarm.now))
+
+    def leave(self) -> None:
+        self._work._leave()
 
     def go(self) -> None:
         self.did.append("goes")
@@ -203,9 +225,22 @@ def test_who_is_the_last_one_of_its_stage_stays_though_it_has_begun_to_move(monk
     assert going.swarm.records["a"].state == "online"
 
 
+@pytest.mark.parametrize("last", [5, None], ids=["all", "one has nobody any more"])
+def test_at_the_end_of_the_run_a_driver_stays_until_all_stages_have_the_last_step(
+    monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    going = Going(monkeypatch, 0, 0, 1, 2)
+    going.step, going.turns = 4, SimpleNamespace(take=lambda _: going.events.pop(0)())
+    going.events += [lambda: None, lambda: setattr(going, "step", last)]
+    going.leave()
+    assert not going.events
+    assert going.did == ["leaving", "begins no more"]
+    assert going.swarm.records["a"].state == "online", "nobody is to take its place"
+
+
 @pytest.fixture
-def staged(tmp_path: Path) -> Iterator[Staged]:
-    found = Staged(tmp_path)
+def staged(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Staged]:
+    found = Staged(tmp_path, steps=getattr(request, "param", STEPS))
     with found.swarm:
         yield found
 
@@ -248,20 +283,42 @@ def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: St
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_what_a_peer_had_that_is_gone_is_done_again_by_others(staged: Staged, signalled: signal.Signals) -> None:
+def test_what_a_peer_had_that_is_killed_is_done_again_by_others(staged: Staged) -> None:
     staged.fill("1b", alone=(0, 2))  # as few processes as it takes
     gone = staged.peers.pop("1b")
     gone.wait_for_step(2)
-    lines = len(staged.lines())
-    wait_until(lambda: len(staged.lines()) > lines + 3, "nothing is added")
-    for process in processes_of(gone.worker.pid):
-        with suppress(ProcessLookupError):
-            os.kill(process, signalled)
+    staged.wait_for_more()
+    signalled(gone, signal.SIGKILL)
+    staged.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staged", [8], indirect=True)
+def test_steps_are_those_of_one_process_though_some_stand_still_some_are_behind_firewalls_and_one_comes_late(
+    staged: Staged,
+) -> None:
+    """One stands still for less, and one for longer, than others wait until they take a peer for gone."""
+    staged.fill(clients=("0b", "2b"))
+    shorter, longer = staged.peers["1b"], staged.peers["2a"]
+    shorter.wait_for_step(2)
+    late = staged.peers["2c"] = staged.add("2c")
+    staged.wait_for_more()
     try:
-        staged.check()
+        for peer in (shorter, longer):
+            signalled(peer, signal.SIGSTOP)
+        staged.start.unlink()  # what has been made of the data is enough to go on with
+        time.sleep((STILL_SECONDS + GONE_SECONDS) / 2)
+        signalled(shorter, signal.SIGCONT)
+        time.sleep(GONE_SECONDS + 2 - (STILL_SECONDS + GONE_SECONDS) / 2)
     finally:
-        gone.worker.kill()
+        for peer in (shorter, longer):
+            signalled(peer, signal.SIGCONT)
+    assert 0 < late.joined.step < staged.steps
+    staged.start.touch()
+    staged.check()
+    assert late.joined.peer in staged.drivers()
+    for peer in (shorter, longer):
+        assert "this computer stood still" in peer.worker.log.read_text(errors="replace")
 
 
 @pytest.mark.slow
@@ -278,9 +335,7 @@ def test_one_that_is_not_pinned_moves_to_a_stage_that_has_lost_its_last_peer(sta
     staged.start.touch()
     gone = staged.peers.pop("1a")
     gone.wait_for_step(2)
-    for process in processes_of(gone.worker.pid):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    signalled(gone, signal.SIGKILL)
     moves.wait_for(State, lambda event: event.text == "stage 2 of 3 has nobody: moving there from stage 1")
     staged.peers["1b"] = moves
     staged.check()

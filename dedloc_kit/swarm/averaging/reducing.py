@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging import messages
@@ -190,9 +191,13 @@ class Reducing:
     async def _reduce(self, numbers: Sequence[int], weights: Mapping[int, float]) -> None:
         """Of this row, one chunk after the other."""
         try:
+            if not weights:  # of several rows another one may have some
+                for number in numbers if self._plan.one_row else ():
+                    self._encode(number, self._nothing(number))
+                return
             reducer = self._make_reducer([self._plan.chunks[number] for number in numbers])
             reducer.expect({self._plan.members[member]: weight for member, weight in weights.items()})
-            for index, number in enumerate(numbers if weights else ()):
+            for index, number in enumerate(numbers):
                 for member, weight in weights.items():
                     if member == self._mine:
                         values = self._round.own(number)
@@ -209,6 +214,11 @@ class Reducing:
                 await asyncio.sleep(0)  # messages must not wait for all of it
         except Exception as error:
             self._round.fail_here(f"adding up failed here ({error!r:.100})")
+
+    def _nothing(self, number: int) -> Tensor:
+        """The average where nobody brings samples."""
+        begin, end = self._plan.chunks[number]
+        return torch.zeros(end - begin)
 
     def _hand_in(self, number: int, mean: Tensor) -> None:
         way = self._coding.of_means(self._plan.chunks[number][0], self._plan.layout)
@@ -227,6 +237,9 @@ class Reducing:
         if self._deal.finishers[number] != self._mine or not self.means.complete(number, rows):
             return
         try:
+            if not rows:
+                self._encode(number, self._nothing(number))
+                return
             reducer = self._make_reducer([self._plan.chunks[number]])
             reducer.expect({f"row {row}": weight for row, weight in rows.items()})
             for row, weight in rows.items():

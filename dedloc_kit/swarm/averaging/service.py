@@ -95,8 +95,8 @@ class Rules:
 
 
 def rules_of(run: RunConfig) -> Rules:
-    """The usual ones. In a stage the drivers say what a batch holds, which is less if one of them has died."""
-    least = run.global_batch if run.stage is None else 1
+    """The usual ones. In a stage the drivers say what a batch holds, which is less, or nothing, if one has died."""
+    least = run.global_batch if run.stage is None else 0
     return Rules(Rows(least, weighing(run)), reducer_of(run.trust))
 
 

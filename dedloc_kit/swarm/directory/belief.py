@@ -44,7 +44,11 @@ class Belief:
         self._looked, self._since = -math.inf, math.inf  # the last time, and since when again and again
 
     def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
-        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory."""
+        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory. A step
+        without any proves nothing: those of before go on counting."""
+        if not any(samples.values()):
+            self.reached(step, time)
+            return
         self.taken = Taken(step=step, time=time, samples={peer: count for peer, count in samples.items() if count})
         self._seen = dict.fromkeys(self.taken.samples, time)
 
@@ -94,6 +98,12 @@ class Belief:
         if self._me != self.organizer and not counting - {self._me}:
             return len(peers) >= HOLDERS
         return 2 * sum(map(self.weight, peers)) > sum(map(self.weight, counting))
+
+    def hears(self, others: Collection[str], now: float) -> bool:
+        """Has anybody of who brought the last step spoken, or are they gone? Before that a peer that was started anew
+        cannot tell how far the others are."""
+        counting = self._counting(now) - {self._me}
+        return not counting or not counting.isdisjoint(others)
 
     def weight(self, peer: str) -> int:
         """The samples that a peer brought to the last step that this one took itself."""

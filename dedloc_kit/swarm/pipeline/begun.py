@@ -24,14 +24,14 @@ def wanted(told: Iterable[Begun], step: int, global_batch: int, *, closed: bool 
     """How many samples the batch of this step holds in all; infinity while a driver may begin more.
 
     :param closed: another stage has taken the step, so nothing can be begun for it any more: what a driver that has
-        died since was to send is not waited for
+        died since was to send is not waited for, and where that was all of it this stage takes the step with nothing
     """
     told = list(told)
     if not told or not all(begun.final for begun in told if begun.step == step):
         return math.inf
     if any(begun.step < step for begun in told):
         return math.inf  # it has not heard of this step yet
-    return max(1 if closed else global_batch, begun_for(told, step))
+    return max(0 if closed else global_batch, begun_for(told, step))
 
 
 class Drivers:

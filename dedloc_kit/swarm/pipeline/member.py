@@ -23,7 +23,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
-from dedloc_kit.swarm.pipeline.begun import Drivers, begun_for, wanted
+from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
@@ -250,8 +250,6 @@ class PipelineMember:
                 begun[self._signer.peer] = self._driver.begun
             closed = self._driver is not None and self._driver.is_behind(step)
             beside = sum(samples for driver, samples in held.samples.items() if driver not in begun)
-            if closed and not begun_for(begun.values(), step):
-                beside = 0  # there is nothing else
             self._full = _Full(step, wanted(begun.values(), step, self._run.global_batch, closed=closed), beside)
             self._looked = _clock()
             await asyncio.sleep(LOOK_SECONDS)

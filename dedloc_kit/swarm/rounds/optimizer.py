@@ -49,7 +49,7 @@ from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
 SETTLING_SECONDS = 6.0
-"""So long after its start a peer has heard of all who are there: each speaks every four seconds."""
+"""So long after its start a peer that hears others has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
 AHEAD_SECONDS = 1.0
@@ -435,8 +435,9 @@ class CollaborativeOptimizer:
 
     def _newest_known(self) -> bool:
         """Is nobody further, as far as this peer has had the time to hear?"""
-        heard = time.monotonic() - self._began > SETTLING_SECONDS
-        return heard and self.tracker.newest(self.state.position).step == self.step < self.last_step
+        heard = self.tracker.belief.hears(self.tracker.others().keys(), float(get_dht_time()))
+        settled = time.monotonic() - self._began > SETTLING_SECONDS
+        return heard and settled and self.tracker.newest(self.state.position).step == self.step < self.last_step
 
     def _went_back(self, found: Found, rate: float, after: int, agree: Agree) -> bool:
         """Go back, if it is time to."""

@@ -36,6 +36,14 @@ def test_all_end_with_the_mean_by_samples_and_the_same_bits_with_and_without_com
         assert all(member.messages == party.members[0].messages for member in party.members)
 
 
+@pytest.mark.parametrize("rows", [(), (0, 0, 1, 1)])
+def test_where_nobody_has_to_bring_samples_the_average_of_none_is_zero(rows: Sequence[int]) -> None:
+    for compression in ("none", "8bit", "4bit", "sparse"):
+        party = Party([torch.ones(1000)] * 4, [0] * 4, global_batch=0, compression=compression, rows=rows)
+        assert in_own_loop(party.meet()) == [None] * 4
+        assert not any(average.any() for average in party.averages)
+
+
 def test_a_group_with_too_few_samples_is_refused_alike_by_all() -> None:
     party = Party([torch.ones(1000)] * 3, [4, 4, 4], global_batch=13)
     outcomes = in_own_loop(party.meet())

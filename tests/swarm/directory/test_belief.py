@@ -2,6 +2,7 @@
 
 import pytest
 
+from dedloc_kit.memory import Taken
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS, STEPS_AT_ONCE, STEPS_PER_SECOND, Belief
 from dedloc_kit.training.state import START, Position
@@ -65,6 +66,17 @@ def test_the_organizer_keeps_its_own_state_of_a_step_but_follows_to_a_newer_one(
     assert organizer.newest(TEN, at(Position(10, "cc"), "asha"), NOW) == TEN
     assert organizer.newest(Position(10, "dd"), at(TEN, "asha"), NOW) == Position(10, "dd")
     assert organizer.newest(TEN, at(ELEVEN, "asha"), NOW) == ELEVEN
+
+
+def test_whoever_starts_anew_knows_how_far_others_are_once_a_companion_has_spoken_or_all_are_gone() -> None:
+    organizer = belief(me="organizer")
+    assert organizer.hears([], NOW), "it has none"
+    organizer.remember(Taken(step=10, time=NOW - 100.0, samples={"asha": 6, "organizer": 0}))
+    assert not organizer.hears(["stranger"], NOW)
+    assert organizer.hears(["asha"], NOW)
+    for seconds in range(0, 70, 10):
+        organizer.see([], NOW + seconds)
+    assert organizer.hears([], NOW + 60.0)
 
 
 def test_nobody_is_followed_back() -> None:

@@ -26,6 +26,7 @@ def test_a_batch_is_what_all_have_begun_once_that_is_final() -> None:
 def test_it_is_less_than_a_global_batch_only_if_another_stage_has_taken_the_step() -> None:
     assert wanted([said(5)], 4, 10) == 10
     assert wanted([said(5)], 4, 10, closed=True) == 5, "a driver has died that had begun more"
+    assert wanted([said(0)], 4, 10, closed=True) == 0, "it had begun all of it"
     assert wanted([said(5, final=False)], 4, 10, closed=True) == math.inf
     assert wanted([said(12)], 4, 10, closed=True) == 12
 

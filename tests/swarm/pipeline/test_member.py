@@ -80,20 +80,3 @@ def test_what_a_driver_that_is_gone_has_sent_does_not_fill_the_batch() -> None:
         await until(lambda: peer.member.beside() == 0)
 
     peer.run(living)
-
-
-def test_of_a_step_that_another_stage_has_taken_what_drivers_that_are_gone_have_sent_may_be_all_there_is() -> None:
-    peer = Peer()
-    peer.held._step, peer.held._samples = 0, Counter(e=4)
-    behind = SimpleNamespace(begun=Begun(step=0, samples=0, final=True), is_behind=lambda step: True)
-    peer.member._driver, peer.member._signer = cast(Any, behind), cast(Any, SimpleNamespace(peer="me"))
-    peer.told["d"] = Begun(step=0, samples=5, final=True)
-
-    async def living() -> None:
-        await until(lambda: peer.member.wanted() == 5)
-        assert peer.member.beside() == 4
-        del peer.told["d"]
-        await until(lambda: peer.member.wanted() == 1)
-        assert peer.member.beside() == 0
-
-    peer.run(living)

@@ -82,7 +82,8 @@ class Averager:
 class Volunteer:
     """The only one of its swarm that computes; the organizer follows."""
 
-    def __init__(self, folder: Path, **averaging: Any) -> None:
+    def __init__(self, folder: Path, least: int = BATCH, **averaging: Any) -> None:
+        """:param least: samples of a step"""
         run = tiny_run(global_batch=BATCH, averaging=averaging)
         dht = cast(Any, PlainDHT())
         dht.is_alive, dht.run_coroutine = lambda: True, lambda *_, **__: None
@@ -103,7 +104,7 @@ class Volunteer:
         )
         host, transfers = SimpleNamespace(is_alive=lambda: True), SimpleNamespace(share=lambda _: None)
         exchange: Any = SimpleNamespace(
-            averager=self.averager, grouping=OneGroup(BATCH), host=host, transfers=transfers
+            averager=self.averager, grouping=OneGroup(least), host=host, transfers=transfers
         )
         caller = Caller(threading.Event(), 1000, lambda *_: None, lambda *_: None)
         self.optimizer = CollaborativeOptimizer(
@@ -409,6 +410,28 @@ def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_int
     me.optimizer.boundary()
     assert me.optimizer.closed
     assert (me.averager.brought[-1].samples, me.averager.least) == (BATCH + MICROBATCH, BATCH)
+
+
+def test_a_step_that_is_said_to_hold_nothing_is_taken_and_proves_nothing(tmp_path: Path) -> None:
+    """A stage's whose only driver has died before that one got anything."""
+    me = Volunteer(tmp_path, least=0, overlap=False)
+    belief, wanted = me.tracker.belief, [math.inf]
+    belief.took(0, get_dht_time(), {"asha": 10})
+    me.optimizer.fills(lambda: wanted[0])
+    me.optimizer.boundary()
+    assert not me.averager.brought
+    wanted[0] = 0
+    for _ in range(2):  # it looks for its group, then begins
+        me.optimizer.boundary()
+    (mine,) = me.averager.brought
+    assert (mine.samples, mine.loss, me.averager.least) == (0, None, 0)
+    me.averager.end(RoundResult("complete", "ab" * 20, {me.peer: mine}))
+    with me.averager.vector.held() as average:
+        average.zero_()
+    me.optimizer.boundary()
+    assert (me.optimizer.step, belief.taken.step, belief.taken.samples) == (1, 1, {"asha": 10})
+    me.optimizer.refresh(0)
+    assert me.weights.isfinite().all()
 
 
 def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_nobody_computes_that_again(
