@@ -21,6 +21,7 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
 from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
+from dedloc_kit.swarm.averaging.keeping import Holding
 from dedloc_kit.swarm.averaging.link import Link, Message
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.plan import Plan
@@ -82,9 +83,9 @@ class Party:
             self.members.append(
                 self.kinds.get(number, AllReduce)(
                     self.plan,
-                    (self.gradients[number], average),
+                    Holding(self.gradients[number], average),
                     coding,
-                    lambda chunks: self.make_reducer([torch.empty(end - begin) for begin, end in chunks]),
+                    self.make_reducer,
                     handshake,
                     Votes(GROUP, peers, organizer, self.signer(number)),
                     self.patience,
