@@ -5,8 +5,8 @@ the first has taken a step, so that one gives the training state and the other r
 of a volunteer, at the highest of many moments; what they share counts once.
 
 With `--lender` a volunteer whom nobody reaches, the coordinator, and one who lends a line: the two average all. What
-the lender takes is told twice, once without what lies on the disk as well, which the system gives to others as they need
-it. Its share of a dense gradient is 4 bytes for each parameter that it averages.
+the lender takes is told twice, once without what lies on the disk as well, of which the system lets go when memory is
+scarce. Its share of a dense gradient is 4 bytes for each parameter that it averages.
 """
 
 import argparse
