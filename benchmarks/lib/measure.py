@@ -137,8 +137,8 @@ def strike_file(folder: Path, peer: int) -> Path:
 def start_peers(
     system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack
 ) -> list[Peer]:
-    """Start the system's coordinator, if it has one, on host 0, and the volunteers on the other hosts, then helpers; all
-    but the coordinator are given back, in this order."""
+    """Start the system's coordinator, if it has one, on host 0, and the volunteers on the hosts after it, then helpers;
+    all but the coordinator are given back, in this order."""
     peers = len(setting.slowness)
     environments = [
         {
