@@ -257,7 +257,8 @@ class _Inside:
         node, signer, peer = self.node, self.entry.signer, self.peer
         rules, state = rules_of(run), self._state(run, trained, room)
         if isinstance(state, NoState):
-            source, rules = NoSource(), replace(rules, lent=peer.folder / "lent")
+            source: StateSource = NoSource()
+            rules = replace(rules, lent=peer.folder / "lent")
         else:
             source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, rules, content, room)
