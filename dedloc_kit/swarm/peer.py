@@ -457,7 +457,7 @@ def _layout_of(trained: Modelled) -> FlatLayout:
     try:
         with torch.device("meta"):
             model = trained.build_model()
-    except (RuntimeError, NotImplementedError, TypeError):  # its first weights are computed in a way that needs them
+    except Exception:  # its first weights are computed in a way that needs their values
         model = trained.build_model()
     return FlatLayout.of(list(model.parameters()))
 
