@@ -5,6 +5,7 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 """
 
 import asyncio
+import gc
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -185,6 +186,9 @@ class AveragingService(Service):
         finally:
             current.end()
             del self._rounds[number]
+            # What made up a round refers to each other, and holds all that travelled. Without looking for such garbage
+            # now, which is quick as long as all that is older is frozen, that of several rounds would lie about.
+            gc.collect()
 
     async def found(self, number: int) -> Found:
         """The group of a round, as soon as it stands; raises RoundOver if there is none."""

@@ -1,8 +1,10 @@
 """One round after the other among services in one process, over pairs of sockets instead of libp2p."""
 
 import asyncio
+import gc
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -224,6 +226,27 @@ def test_who_lends_a_line_has_on_its_disk_what_it_keeps_for_others_and_takes_no_
     lender = next(iter(party._services.values()))
     assert lender._average is None
     assert lender._coding.averaged._room is not untouched_zeros
+
+
+def test_of_a_round_that_is_over_nothing_stays_in_memory_once_the_next_one_is(tmp_path: Path) -> None:
+    made = list[weakref.ref[AllReduce]]()
+
+    def make(*arguments: Any) -> AllReduce:
+        all_reduce = AllReduce(*arguments)
+        made.append(weakref.ref(all_reduce))
+        return all_reduce
+
+    async def alive() -> list[bool]:
+        party = Party(tmp_path, tiny_run(global_batch=32), [torch.ones(100)] * 2, make)  # type: ignore[arg-type]
+        for _ in range(3):
+            await party.meet()
+        return [each() is not None for each in made]
+
+    gc.disable()
+    try:
+        assert not any(asyncio.run(alive())[:4])
+    finally:
+        gc.enable()
 
 
 def test_over_many_rounds_the_mean_of_what_arrives_comes_to_that_of_what_was_given(tmp_path: Path) -> None:
