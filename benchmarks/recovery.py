@@ -6,7 +6,8 @@ undisturbed steps before each say what is usual. A fault begins when the peer ha
 a usual step. Where its bytes are not known (loopback without root) the moment is only predicted.
 
 With `--stages` ours is started once more for each stage of a round, and the peer dies exactly there. `--peers 2` is two
-volunteers and their coordinator, one of whom is left with it.
+volunteers and their coordinator, one of whom is left with it. With `--helper` the victim is one more peer, who lends a
+line and trains nothing.
 """
 
 import argparse
@@ -119,6 +120,8 @@ class Swarm:
     folder: Path
     pause: float
     deadline: float
+    lends: bool = False
+    """The victim does; so nothing of the batch is missing without it."""
 
     def calm(self) -> Calm:
         """Wait for some undisturbed steps."""
@@ -152,7 +155,7 @@ class Swarm:
             device_wait=until - began - busy,
             spoilt=self._spoilt() - spoilt,
             back=None if fault == "kill" or fault in STAGES else self._return(calm, ended),
-            share=calm.step_seconds / len(self.survivors),
+            share=0.0 if self.lends else calm.step_seconds / len(self.survivors),
             computed=samples_within(logs, began, until),
         )
 
@@ -270,14 +273,14 @@ def examine(
     incidents: list[Incident] = []
     problem = None
     with ExitStack() as stack:
-        network = open_network(setting.line, 1 + len(setting.slowness))
+        network = open_network(setting.line, 1 + len(setting.slowness) + setting.helpers)
         stack.enter_context(network)
         volunteers = start_peers(system, setting, network, folder, stack)
         for volunteer in volunteers:
             volunteer.wait_for("joined", deadline=START_SECONDS)
         (folder / "start").touch()
         volunteers[0].wait_for_step(setting.warm_up, START_SECONDS + 10 * setting.step_seconds)
-        swarm = Swarm(volunteers[:-1], volunteers[-1], network, folder, pause, deadline)
+        swarm = Swarm(volunteers[:-1], volunteers[-1], network, folder, pause, deadline, bool(setting.helpers))
         try:
             calm = swarm.calm()
             for fault in faults:
@@ -334,6 +337,7 @@ def main() -> int:
         warm_up=WARM_UP_STEPS,
         slowness=[1.0] * options.peers,
         line=options.network,
+        helpers=int(options.helper),
     )
     print(f"\n{options.peers} volunteers, {options.parameters:.0f} parameters, {options.network_text},", end=" ")
     print(f"{options.step_seconds:g} s of work in a global step; one stalls, loses its line, is killed")
@@ -371,9 +375,12 @@ def _parse() -> argparse.Namespace:
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to examine")
     add("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="what the victim suffers, in this order")
     add("--stages", nargs="*", choices=STAGES, default=[], help="of a round, at which the victim of another run dies")
+    add("--helper", action="store_true", help="the victim is one who lends a line, beside the volunteers; ours alone")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     read_network(parser, options)
+    if options.helper and (options.systems != ["ours"] or options.stages):
+        parser.error("--helper goes with --systems ours, and not with --stages")
     if options.peers < 2 or (options.peers < 3 and options.systems != ["ours"]):
         parser.error("--peers must be 3 or more, or 2 with --systems ours: the survivors still take steps together")
     if options.deadline <= options.pause:

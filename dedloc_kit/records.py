@@ -337,6 +337,8 @@ class Progress(Record):
     """A few random projections of the parameters: peers that hold other parameters find out. Empty if the parameters
     are not finite."""
     follower: bool
+    holds_state: bool = True
+    """Not of who only lends its line: nobody asks it for a state."""
     instructions: Instructions | None = None
     """Of the coordinator only: nobody else is believed."""
     client_mode: bool

@@ -559,7 +559,9 @@ class PeerConfig(Section):
     hosts_experts: bool = False
     """In a run with experts: to hold some of them for all, beside training."""
     lends: bool = False
-    """To lend a line: to average for others and to give them averages and states, and train nothing."""
+    """To lend a line: to average for others and to give them averages, and train nothing."""
+    gives_state: bool = False
+    """Of who lends a line: to hold the training state as well, and give it to newcomers."""
     client_mode: bool | None = None
     """Only outgoing connections, for machines that nobody can reach; without a value a test decides."""
     host: str = "0.0.0.0"

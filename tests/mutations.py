@@ -271,6 +271,27 @@ MUTATIONS = (
         "tests/roles/test_lender.py -k nobody_reaches",
     ),
     Mutation(
+        "what a lender is sent stays in its memory",
+        "swarm/averaging/parts.py",
+        "            kept[number] = self._keep(encoded)\n",
+        "            kept[number] = in_memory(encoded)\n",
+        "tests/swarm/averaging/test_lent_lines.py -k disk_is_full",
+    ),
+    Mutation(
+        "what travelled in a round stays in memory until somebody looks for garbage",
+        "swarm/averaging/service.py",
+        "            gc.collect()\n",
+        "            pass\n",
+        "tests/swarm/averaging/test_service.py -k stays_in_memory",
+    ),
+    Mutation(
+        "three who lend their lines and only heard of a state prove it",
+        "swarm/directory/belief.py",
+        "for progress in able.values() if progress.holds_state)",
+        "for progress in able.values())",
+        "tests/swarm/directory/test_belief.py -k three_holders",
+    ),
+    Mutation(
         "friends that give nothing make a lent line great",
         "swarm/averaging/carried.py",
         "min(1.0, weight / whole)",

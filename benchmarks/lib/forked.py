@@ -210,8 +210,11 @@ def memory_of(swarm: Swarm) -> float:
     return session_memory(volunteers) / max(1, len(volunteers))
 
 
-def session_memory(sessions: Collection[int]) -> int:
-    """Bytes of all processes of these sessions; what several processes share counts once for all."""
+def session_memory(sessions: Collection[int], kind: str = "Pss") -> int:
+    """Bytes of all processes of these sessions; what several processes share counts once for all.
+
+    :param kind: as in /proc/PID/smaps_rollup; `Pss_File` is what lies on the disk as well
+    """
     total = 0
     for pid, session, _ in processes():
         if session in sessions:
@@ -219,7 +222,7 @@ def session_memory(sessions: Collection[int]) -> int:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             except OSError:
                 continue  # it has just ended
-            total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
     return total
 
 

@@ -122,7 +122,7 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
     with ExitStack() as stack:
         network = open_network(setting.line, 1 + peers + setting.helpers)
         stack.enter_context(network)
-        volunteers = start_peers(system, setting, network, folder, stack)
+        volunteers = start_peers(system, setting, network, folder, stack)[:peers]
         for volunteer in volunteers:
             volunteer.wait_for("joined", deadline=START_SECONDS + setting.states_seconds)
         start.touch()
@@ -145,7 +145,8 @@ def strike_file(folder: Path, peer: int) -> Path:
 def start_peers(
     system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack
 ) -> list[Peer]:
-    """Start the system's coordinator, if it has one, on host 0, and the volunteers on the other hosts."""
+    """Start the system's coordinator, if it has one, on host 0, and the volunteers on the hosts after it, then helpers;
+    all but the coordinator are given back, in this order."""
     peers = len(setting.slowness)
     environments = [
         {
@@ -166,13 +167,14 @@ def start_peers(
         coordinator = stack.enter_context(start_coordinator(setting.run, folder, prefix=prefixes[0], host=host))
         addresses = tuple(coordinator.wait_for("joined", deadline=START_SECONDS)["addresses"])
         invitation = Invitation.of(setting.run, addresses)
+        helpers = []
         for k in range(setting.helpers):
             where, host = network.run_in(1 + peers + k), network.address(1 + peers + k)
             lending: dict[str, Any] = {"lends": True, "client_mode": False}
             helper = start_volunteer(invitation, folder, f"helper{k}", prefix=where, host=host, **lending)
-            stack.enter_context(helper)
+            helpers.append(stack.enter_context(helper))
             helper.wait_for("joined", deadline=START_SECONDS)
-        return [
+        volunteers = [
             stack.enter_context(
                 start_volunteer(
                     invitation,
@@ -187,6 +189,7 @@ def start_peers(
             )
             for k in range(peers)
         ]
+        return [*volunteers, *helpers]
     if system == "hivemind":
         job = {"role": "welcome", "host": network.address(0), "peers": []}
         node = Peer("benchmarks.lib.baseline", job, name="welcome", folder=folder, prefix=prefixes[0])

@@ -21,6 +21,7 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
 from dedloc_kit.swarm.averaging.codec import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
+from dedloc_kit.swarm.averaging.keeping import Holding, Keep
 from dedloc_kit.swarm.averaging.link import Link, Message
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.plan import Plan
@@ -49,6 +50,8 @@ class Party:
     patience: Patience = Patience(5.0, 10.0)  # noqa: RUF009
     kinds: dict[int, type[AllReduce]] = field(default_factory=dict)
     """Members that are of another kind than usual."""
+    lent: dict[int, Keep] = field(default_factory=dict)
+    """Members that only lend their lines, and where they keep what comes."""
     averages: list[Tensor] = field(default_factory=list)
     members: list[AllReduce] = field(default_factory=list)
     codings: list[Coding] = field(default_factory=list)
@@ -82,9 +85,11 @@ class Party:
             self.members.append(
                 self.kinds.get(number, AllReduce)(
                     self.plan,
-                    (self.gradients[number], average),
+                    Holding(torch.empty(0), None, self.lent[number])
+                    if number in self.lent
+                    else Holding(self.gradients[number], average),
                     coding,
-                    lambda chunks: self.make_reducer([torch.empty(end - begin) for begin, end in chunks]),
+                    self.make_reducer,
                     handshake,
                     Votes(GROUP, peers, organizer, self.signer(number)),
                     self.patience,

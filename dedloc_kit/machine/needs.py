@@ -9,9 +9,10 @@ LAMB: the shared parameters (4 bytes) and both moments (8), the update of the la
 gradients (8), their sum (4), the vector that is averaged (4), the averages that come (4), what compression lost of the
 gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2), the
 copy for a newcomer (12), and what the allocators keep."""
-LENDER_BYTES_PER_PARAMETER = 44
-"""Of who only lends its line, in place of all these: 31 while it hands no state to a newcomer (539 MB beside that, by
-`benchmarks/footprint.py --lender`), 12 for that copy, and one to spare."""
+LENDER_BYTES_PER_PARAMETER, LENDER_STATE_BYTES = 10, 34
+"""Of who only lends its line, in place of all these: what compression lost of the averages that it makes, twice, if it
+makes all (8); the averages, encoded, as they come (1), and one to spare. Then what it takes to hold the state as well
+and to hand it to a newcomer: 31 in all by `benchmarks/footprint.py --lender --give-state`, and 12 for that copy."""
 SAVED_BY_8_BITS = 12
 """Of these, where `optimizer.state` is `8bit`: 6 of the moments and 6 of the copy for a newcomer."""
 REPLICA_BYTES_PER_PARAMETER = 12
@@ -38,9 +39,13 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
     return fixed + (each - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
 
 
-def lender_memory_needed(parameters: int, state: str = "float32") -> int:
-    """Bytes that the processes of who only lends its line take at most."""
-    return FIXED_BYTES + (LENDER_BYTES_PER_PARAMETER - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
+def lender_memory_needed(parameters: int, gives: str | None = None) -> int:
+    """Bytes that the processes of who only lends its line take at most.
+
+    :param gives: `optimizer.state` of the run, if it gives the training state to newcomers
+    """
+    held = 0 if gives is None else LENDER_STATE_BYTES - (SAVED_BY_8_BITS if gives == "8bit" else 0)
+    return FIXED_BYTES + (LENDER_BYTES_PER_PARAMETER + held) * parameters
 
 
 def gpu_memory_needed(parameters: int) -> int:

@@ -69,10 +69,11 @@ def check(
     devices: str = "auto",
     state: str = "float32",
     lends: bool = False,
+    gives_state: bool = False,
 ) -> tuple[str, ...]:
     """Whether this machine can train a model of so many parameters, or lend its line to that, if their number is known.
 
-    :param devices: as in PeerConfig, as `lends`
+    :param devices: as in PeerConfig, as `lends` and `gives_state`
     :param state: `optimizer.state` of the run
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
@@ -85,7 +86,7 @@ def check(
         return ()
     told: tuple[str, ...] = ()
     if lends:
-        needed = lender_memory_needed(parameters, state)
+        needed = lender_memory_needed(parameters, state if gives_state else None)
     else:
         gpus = chosen(machine.gpus, devices)
         told = _check_gpus(gpus, parameters)

@@ -118,7 +118,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
-        f"a helper      {size(lender_memory_needed(parameters, state))} of memory at most, and no GPU (dedloc lend)",
+        f"a helper      {size(lender_memory_needed(parameters))} of memory at most, and no GPU (dedloc lend)",
     ]
     if run.experts is not None:
         lines += describe_experts(run, parameters)

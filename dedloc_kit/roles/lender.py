@@ -1,7 +1,7 @@
-"""The peer that lends its line: it averages for others, gives them averages and states, and trains nothing.
+"""The peer that lends its line: it averages for others, gives averages to who missed them, and trains nothing.
 
-It follows as the coordinator does: it takes every step and holds the state. What it carries is not its own word: see
-`swarm/averaging/carried.py`.
+It holds nothing of the model, unless it gives the state to newcomers too: then it follows as the coordinator does. What
+it carries is not its own word: see `swarm/averaging/carried.py`.
 """
 
 import os
@@ -57,7 +57,8 @@ def lender(
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         await_twin(me, stop, emit)
-        emit(State(text="loading the training state"))
+        if peer.gives_state:
+            emit(State(text="loading the training state"))
         me.optimizer.load()
         me.optimizer.begin()
         emit(me.joined())

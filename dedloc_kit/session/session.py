@@ -142,8 +142,8 @@ class Session:
         from huggingface_hub.constants import ENDPOINT
 
         machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
-        parameters, lends = invitation.held_parameters, peer.lends
-        for text in check(machine, parameters, devices=peer.devices, state=state, lends=lends):
+        parameters, lends, gives = invitation.held_parameters, peer.lends, peer.gives_state
+        for text in check(machine, parameters, devices=peer.devices, state=state, lends=lends, gives_state=gives):
             self._warn(text)
         if not peer.lends and (no_use := tpu()):
             self._warn(no_use)

@@ -48,7 +48,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.addressed import ContentService, Find
 from dedloc_kit.swarm.transfer.donor import Donor
-from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.transfer.service import NoSource, StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
 from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
 from dedloc_kit.training.accumulator import MAX_STALENESS, Accumulator
@@ -57,6 +57,7 @@ from dedloc_kit.training.device import describe_devices, pick_devices, set_threa
 from dedloc_kit.training.flat import FlatLayout, Room, SharedVector, shared_zeros
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
+from dedloc_kit.training.no_state import NoState
 from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
 from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
@@ -254,11 +255,13 @@ class _Inside:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer = self.node, self.entry.signer, self.peer
-        mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
-        kind = MixedState if mixed else TrainingState
-        state = kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
-        source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content, room=room)
+        rules, state = rules_of(run), self._state(run, trained, room)
+        if isinstance(state, NoState):
+            source: StateSource = NoSource()
+            rules = replace(rules, lent=peer.folder / "lent")
+        else:
+            source = StateSource(state.for_newcomer, lambda: state.info)
+        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, rules, content, room)
         if isinstance(state, MixedState):
             state.bank.hold_all()
         parameters = None
@@ -266,10 +269,17 @@ class _Inside:
             parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
         accumulator = _accumulator(run, trained, state, replicas)
-        profile = self.profile(follower)
+        profile = replace(self.profile(follower), holds_state=not isinstance(state, NoState))
         tracker = self.tracker(run, profile.session)
         optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
         return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
+
+    def _state(self, run: RunConfig, trained: Modelled, room: Room) -> TrainingState:
+        if self.peer.lends and not self.peer.gives_state:
+            return NoState(_layout_of(trained), run)
+        mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
+        kind = MixedState if mixed else TrainingState
+        return kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
 
     def profile(self, follower: bool) -> Profile:
         return Profile(
@@ -440,6 +450,16 @@ def _trained(task: Task, run: RunConfig) -> Modelled:
         return task
     assert isinstance(task, Divisible)
     return task.stage(run.stage)
+
+
+def _layout_of(trained: Modelled) -> FlatLayout:
+    """Of a model of which only the shapes are wanted."""
+    try:
+        with torch.device("meta"):
+            model = trained.build_model()
+    except Exception:  # its first weights are computed in a way that needs their values
+        model = trained.build_model()
+    return FlatLayout.of(list(model.parameters()))
 
 
 def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) -> SharedOptimizer:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +83,12 @@ def shared_zeros(size: int) -> Tensor:
     They do not take it again when it is written to, and /dev/shm, which is small in containers, is not asked for it.
     """
     return torch.frombuffer(mmap.mmap(-1, 4 * max(1, size)), dtype=torch.float32)[:size]
+
+
+def untouched_zeros(size: int) -> Tensor:
+    """float32 [size] of this process that takes no memory until it is written to: a reducer writes to its own part of
+    such a vector only."""
+    return torch.from_numpy(np.zeros(size, dtype=np.float32))
 
 
 Room = Callable[[int], Tensor]

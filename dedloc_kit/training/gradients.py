@@ -50,6 +50,8 @@ class Gradients:
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
+        if not self._parameters:
+            return  # of who never has any nobody reads the vector, which so takes no memory
         with self._lock:
             fresh, self._fresh = [sums for sums in self._fresh if sums.samples], [Sums() for _ in self._fresh]
             before, doubts = self.tally.outgoing, self.tally.doubts.values()

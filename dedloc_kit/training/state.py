@@ -89,12 +89,12 @@ class TrainingState:
         # Their memory is not let go before the optimizer has its zeros: new memory that nobody has written to is none
         # yet, and a process that is forked now takes none of it.
         before = [parameter.data for parameter in parameters]
-        for parameter, view, values in zip(parameters, self.layout.views(self.flat), before, strict=True):
-            view.copy_(values)
+        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
+            view.copy_(parameter.data)
             parameter.data = view
         self.parameters = parameters
         self.optimizer = make_optimizer(model)
-        del before, values
+        del before
         if room is not shared_zeros:
             for tensor in self.optimizer.state_tensors():
                 tensor.data = placed(tensor, room)

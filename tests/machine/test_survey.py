@@ -150,8 +150,9 @@ def test_a_small_server_can_lend_its_line_to_a_model_that_it_could_not_train() -
     with pytest.raises(UserError):
         check(small, 17_800_000)
     assert check(small, 17_800_000, lends=True) == ()
+    assert check(replace(small, memory=2_200_000_000, free_memory=2_200_000_000), 150_000_000, lends=True) == ()
     with pytest.raises(UserError, match=r"needs 7\.2 GB of memory and this machine has 1\.6 GB"):
-        check(small, 150_000_000, lends=True)
+        check(small, 150_000_000, lends=True, gives_state=True)
 
 
 def test_memory_that_others_use_is_worth_a_warning() -> None:

@@ -12,11 +12,16 @@ def add(commands: Commands) -> None:
         "lend", help="lend this machine's line to a run: it averages for others, without a GPU"
     )
     parser.description = (
-        "Average for others and give them averages and states, which takes a line that they can reach, and no GPU."
+        "Average for others, which takes a line that they can reach, some room on the disk, and no GPU."
     )
     parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
     parser.add_argument("--name", help="shown on the live page; default: that of your Hub account if you are logged in")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps your identity; default: one in your home")
+    parser.add_argument(
+        "--give-state",
+        action="store_true",
+        help="hold the training state as well, and give it to newcomers: that takes many times the memory",
+    )
     add_task_module(parser)
     add_place(parser)
     add_reach(parser)
@@ -30,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = {
         "lends": True,
+        "gives_state": options.give_state,
         "devices": "cpu",
         "host": options.host,
         "port": options.swarm_port,

@@ -24,11 +24,13 @@ from dedloc_kit.swarm.averaging.carried import carried
 from dedloc_kit.swarm.averaging.codec import decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
+from dedloc_kit.swarm.averaging.keeping import DiskFailed, Holding
 from dedloc_kit.swarm.averaging.link import Link, Links
 from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, say
 from dedloc_kit.swarm.averaging.parts import Averages, Parts, counts
 from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.reducing import MakeReducer, Reducing
+from dedloc_kit.swarm.averaging.reducer import MakeReducer
+from dedloc_kit.swarm.averaging.reducing import Reducing
 from dedloc_kit.swarm.averaging.window import SendWindow
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Stream
 from dedloc_kit.training.flat import CHUNK
@@ -56,8 +58,6 @@ class AllReduce:
     All arithmetic is done between two messages, in the thread that exchanges them: a part takes a millisecond, and
     handing it to other threads would cost as much again.
 
-    :param vectors: this peer's, float32 [size] on the CPU, which is only read; and one of the same size that takes the
-        average. After a round that failed, late members may still write to it
     :param handshake: with this peer's introduction; also says what makes the group too small
     :param open_stream: to another member that reduces
     """
@@ -65,7 +65,7 @@ class AllReduce:
     def __init__(
         self,
         plan: Plan,
-        vectors: tuple[Tensor, Tensor],
+        holding: Holding,
         coding: Coding,
         make_reducer: MakeReducer,
         handshake: Handshake,
@@ -73,13 +73,13 @@ class AllReduce:
         patience: Patience,
         open_stream: OpenStream,
     ) -> None:
-        flat, average = vectors
         self.plan, self.handshake, self.patience = plan, handshake, patience
         self.mine = plan.members.index(handshake.me)
         """This peer's place among the members."""
         self.row = plan.rows[self.mine]
-        self.links, self.parts, self.averages = Links(), Parts(plan, coding), Averages(plan, coding, average)
-        self._values = [flat[begin:end] for begin, end in plan.chunks]
+        self.links, self.parts = Links(), Parts(plan, coding, holding.keep)
+        self.averages = Averages(plan, coding, holding.average)
+        self._values = [holding.own[begin:end] for begin, end in plan.chunks]
         self._coding, self._open_stream = coding, open_stream
         self._window = SendWindow(counts(plan.first.owners[self.row], len(plan.members)))
         self._sent: set[tuple[int, int]] = set()
@@ -439,6 +439,8 @@ class AllReduce:
                     self._reducing.take_mean(member, content)
                 else:
                     self._voter.hear_member(member, link, says, content)
+        except DiskFailed as error:
+            self.fail_here(str(error))
         except (OSError, EOFError):
             self.lose(member, "broke off", "left in the middle", blame=not self.whole(member, first=True))
         except Exception as error:

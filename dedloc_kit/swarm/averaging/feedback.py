@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from dedloc_kit.swarm.averaging.codec import Codec
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Scratch
 from dedloc_kit.swarm.trust.pledge import Sealed
-from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.flat import FlatLayout, Room, untouched_zeros
 
 
 class Feedback:
@@ -21,10 +20,11 @@ class Feedback:
     flat vector, for it is cut differently from round to round.
 
     :param size: how many numbers the flat vector has
+    :param room: where what is lost lies
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, room: Room = untouched_zeros) -> None:
+        self._size, self._room = size, room
         self._weight = 0.0
         # What was lost times the weight that it had, so that another weight in the next round does not change the sum.
         self._residual: Tensor | None = None
@@ -53,7 +53,7 @@ class Feedback:
         value = self._with_residual(chunk, offset, self._scratch.like(chunk))
         message = compression.compress(value)
         if not compression.lossless and self._weight:
-            self._lost = _untouched(self._size) if self._lost is None else self._lost
+            self._lost = self._room(self._size) if self._lost is None else self._lost
             lost = self._lost[offset : offset + chunk.numel()]
             decoded = compression.extract(message, lost if out is None else out)
             torch.sub(value, decoded, out=lost).mul_(self._weight)
@@ -89,7 +89,7 @@ class Feedback:
         for offset, (numel, lossy) in pending.items():
             chunk = slice(offset, offset + numel)
             if self._residual is None and lossy:
-                self._residual = _untouched(self._size)
+                self._residual = self._room(self._size)
             if self._residual is not None and not lossy:
                 self._residual[chunk] = 0.0
             elif self._residual is not None and self._lost is not None and not whole:
@@ -138,8 +138,3 @@ class Coding:
 
     def of_means(self, begin: int, layout: FlatLayout) -> ChunkCompression:
         return self.codec.small if begin >= layout.large else self.codec.means
-
-
-def _untouched(size: int) -> Tensor:
-    """Zeros that take no memory until they are written to: a reducer writes to its own part only."""
-    return torch.from_numpy(np.zeros(size, dtype=np.float32))

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
 from dedloc_kit.swarm.averaging.codec import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.keeping import Keep, Kept, in_memory
 from dedloc_kit.swarm.averaging.messages import read_with_path
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.trust.pledge import Pledged
@@ -21,11 +23,14 @@ _HEADER_BYTES = 64
 
 
 class Parts:
-    """What members sent of the values that this peer reduces: until it is agreed who counts, nothing is added up."""
+    """What members sent of the values that this peer reduces: until it is agreed who counts, nothing is added up.
 
-    def __init__(self, plan: Plan, coding: Coding) -> None:
-        self._plan, self._coding = plan, coding
-        self._kept: dict[int, dict[int, bytes]] = {}
+    :param keep: takes each part until then
+    """
+
+    def __init__(self, plan: Plan, coding: Coding, keep: Keep = in_memory) -> None:
+        self._plan, self._coding, self._keep = plan, coding, keep
+        self._kept: dict[int, dict[int, Kept]] = {}
         self._values = torch.empty(CHUNK)
         self.mine: tuple[int, ...] = ()
         """The chunks that this peer reduces."""
@@ -50,7 +55,7 @@ class Parts:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         check(read_part(encoded), end - begin)
         if self.room(member, number):
-            kept[number] = encoded
+            kept[number] = self._keep(encoded)
 
     def _pledged(self, number: int, content: bytes, brought: Pledged) -> bytes:
         path, encoded = read_with_path(content)
@@ -78,20 +83,22 @@ class Parts:
     def of(self, member: int, number: int) -> Tensor:
         """A member's values, float32 [numel], until the next call."""
         begin, end = self._plan.chunks[number]
-        return decode(read_part(self._kept[member][number]), end - begin, self._values[: end - begin])
+        return decode(read_part(self._kept[member][number]()), end - begin, self._values[: end - begin])
 
 
 class Averages:
     """The averages of one roll, as everyone gets them.
 
-    :param average: float32 [size]; takes them
+    :param average: float32 [size]; takes them. None at a peer that has no use for their values: it looks whether they
+        can be read
     """
 
-    def __init__(self, plan: Plan, coding: Coding, average: Tensor) -> None:
+    def __init__(self, plan: Plan, coding: Coding, average: Tensor | None) -> None:
         self._most = [
             coding.of_averages(begin, plan.layout).byte_count(end - begin) + _HEADER_BYTES for begin, end in plan.chunks
         ]
-        self._places = [average[begin:end] for begin, end in plan.chunks]
+        self._chunks = plan.chunks
+        self._average = average
         self._shares = counts([owner for row in plan.first.owners for owner in row], len(plan.members))
         self.messages: list[bytes] = []
         """Encoded, in the order of the vector; empty for those that are missing."""
@@ -101,8 +108,8 @@ class Averages:
 
     def begin(self) -> None:
         """There is another roll: what came for the one before is of no use."""
-        self.messages = [b""] * len(self._places)
-        self._missing = set(range(len(self._places)))
+        self.messages = [b""] * len(self._chunks)
+        self._missing = set(range(len(self._chunks)))
 
     def take(self, number: int, encoded: bytes) -> None:
         """Raises ValueError if it cannot be read, is longer than agreed, or another one was there."""
@@ -111,13 +118,17 @@ class Averages:
         if self.messages[number] not in (b"", encoded):
             raise ValueError(f"average {number} came twice")
         if not self.messages[number]:
-            self.decode(encoded, self._places[number])
+            self._read(number, read_part(encoded))
             self.messages[number] = encoded
             self._missing.discard(number)
         self.stir()
 
-    def decode(self, encoded: bytes, place: Tensor) -> None:
-        decode(read_part(encoded), len(place), place)
+    def _read(self, number: int, part: runtime_pb2.Tensor) -> None:
+        (begin, end), place = self._chunks[number], self.place(number)
+        if place is None:
+            check(part, end - begin)
+        else:
+            decode(part, end - begin, place)
 
     def stir(self, seconds: float = 0.0) -> None:
         """Something has come of the roll, or so many seconds nobody has listened."""
@@ -151,8 +162,10 @@ class Averages:
         """One hash for all of them."""
         return hash_of(*self.messages)
 
-    def place(self, number: int) -> Tensor:
-        return self._places[number]
+    def place(self, number: int) -> Tensor | None:
+        """Where the values of an average go."""
+        begin, end = self._chunks[number]
+        return None if self._average is None else self._average[begin:end]
 
 
 def counts(owners: Sequence[int], members: int) -> list[int]:

@@ -6,7 +6,7 @@ averages the rows and encodes what comes of it, once for all. The other owners h
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,14 +19,12 @@ from dedloc_kit.swarm.averaging.handshake import Introductions
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.means import Means
 from dedloc_kit.swarm.averaging.plan import Deal
-from dedloc_kit.swarm.averaging.reducer import Reducer
+from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.averaging.window import Meter
+from dedloc_kit.training.flat import CHUNK
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
-
-MakeReducer = Callable[[Sequence[tuple[int, int]]], Reducer]
-"""For chunks (begin, end) of the vector."""
 
 
 class Reducing:
@@ -34,6 +32,8 @@ class Reducing:
 
     def __init__(self, round: "AllReduce", coding: Coding, make_reducer: MakeReducer) -> None:
         self._round, self._coding, self._make_reducer = round, coding, make_reducer
+        # One chunk at a time: of a row, which waits for its members, and of all rows, which does not.
+        self._row_sum, self._sum = torch.empty(CHUNK), torch.empty(CHUNK)
         self._plan, self._mine, self._links = round.plan, round.mine, round.links
         self.means = Means(round.plan, coding, round.mine)
         self._roll = b""
@@ -195,9 +195,10 @@ class Reducing:
                 for number in numbers if self._plan.one_row else ():
                     self._encode(number, self._nothing(number))
                 return
-            reducer = self._make_reducer([self._plan.chunks[number] for number in numbers])
-            reducer.expect({self._plan.members[member]: weight for member, weight in weights.items()})
-            for index, number in enumerate(numbers):
+            named = {self._plan.members[member]: weight for member, weight in weights.items()}
+            for number in numbers:
+                reducer = self._make_reducer([self._room(self._row_sum, number)])
+                reducer.expect(named)
                 for member, weight in weights.items():
                     if member == self._mine:
                         values = self._round.own(number)
@@ -205,8 +206,8 @@ class Reducing:
                         while not self._round.parts.has(member, number):
                             await self._came.wait()
                         values = self._round.parts.of(member, number)
-                    reducer.add(self._plan.members[member], index, values, weight)
-                mean = await reducer.result(index)
+                    reducer.add(self._plan.members[member], 0, values, weight)
+                mean = await reducer.result(0)
                 if self._plan.one_row:
                     self._encode(number, mean)
                 else:
@@ -217,8 +218,11 @@ class Reducing:
 
     def _nothing(self, number: int) -> Tensor:
         """The average where nobody brings samples."""
+        return self._room(self._sum, number).zero_()
+
+    def _room(self, room: Tensor, number: int) -> Tensor:
         begin, end = self._plan.chunks[number]
-        return torch.zeros(end - begin)
+        return room[: end - begin]
 
     def _hand_in(self, number: int, mean: Tensor) -> None:
         way = self._coding.of_means(self._plan.chunks[number][0], self._plan.layout)
@@ -240,7 +244,7 @@ class Reducing:
             if not rows:
                 self._encode(number, self._nothing(number))
                 return
-            reducer = self._make_reducer([self._plan.chunks[number]])
+            reducer = self._make_reducer([self._room(self._sum, number)])
             reducer.expect({f"row {row}": weight for row, weight in rows.items()})
             for row, weight in rows.items():
                 reducer.add(f"row {row}", 0, self.means.of(row, number), weight)

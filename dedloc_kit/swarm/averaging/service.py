@@ -5,9 +5,12 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 """
 
 import asyncio
+import gc
+import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
@@ -25,6 +28,7 @@ from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest
 from dedloc_kit.swarm.averaging.grouping import Grouping, Rows
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
+from dedloc_kit.swarm.averaging.keeping import Holding, OnDisk, in_memory
 from dedloc_kit.swarm.averaging.messages import gave_up
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.pledges import Pledges
@@ -35,15 +39,17 @@ from dedloc_kit.swarm.averaging.search import NoGroup
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
-from dedloc_kit.swarm.transfer.contents import RecentAverage
+from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 from dedloc_kit.swarm.trust.standing import check_standing
 from dedloc_kit.swarm.trust.weight import weighing
-from dedloc_kit.training.flat import SharedVector
+from dedloc_kit.training.flat import SharedVector, untouched_zeros, zeros_on_disk
 
 AVERAGED_ROUNDS = 2
 """Whose averages the organizer keeps in memory."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,8 @@ class Rules:
     """This peer's, where members are checked."""
     equivocation: EquivocationService | None = None
     """Likewise."""
+    lent: Path | None = None
+    """Where that lies which who only lends its line has for others; none of who uses the averages itself."""
 
 
 def rules_of(run: RunConfig) -> Rules:
@@ -126,7 +134,7 @@ class _Round:
 
 class AveragingService(Service):
     """Runs one round after the other. The vector is this peer's mean gradient, which a complete round replaces by the
-    average.
+    average, unless this peer only lends its line.
 
     :param donor: keeps the averages for those who miss them, and lets the all-reduce have the line
     :param organizer: the coordinator's id: where half of a group is gone, its half takes the step
@@ -148,9 +156,10 @@ class AveragingService(Service):
         self._endpoint, self._groups, self._signer, self._run = endpoint, groups, signer, run
         self._vector, self._donor, self._rules, self._organizer = vector, donor, rules, organizer
         size = vector.layout.size
-        self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size))
+        lost = untouched_zeros if rules.lent is None else partial(zeros_on_disk, rules.lent)
+        self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size, lost))
         # Kept from round to round: memory that is new each time costs more than the arithmetic.
-        self._average, self._sums = torch.empty(size), torch.empty(size)
+        self._average = torch.empty(size) if rules.lent is None else None
         self._rounds: dict[int, _Round] = {}
         self._standing: dict[str, _Round] = {}
         self._searching, self._sealing = asyncio.Lock(), asyncio.Lock()
@@ -177,6 +186,9 @@ class AveragingService(Service):
         finally:
             current.end()
             del self._rounds[number]
+            # What made up a round refers to each other, and holds all that travelled. Without looking for such garbage
+            # now, which is quick as long as all that is older is frozen, that of several rounds would lie about.
+            gc.collect()
 
     async def found(self, number: int) -> Found:
         """The group of a round, as soon as it stands; raises RoundOver if there is none."""
@@ -258,8 +270,9 @@ class AveragingService(Service):
                 introductions = runner.introductions
                 assert introductions is not None
                 counts = self._signer.peer in introductions.contributions
-                self._left_out = None if counts else flat.clone()
-                flat.copy_(self._average)
+                if self._average is not None:
+                    self._left_out = None if counts else flat.clone()
+                    flat.copy_(self._average)
             if counts:
                 self._coding.sent.commit()
                 if self._rules.pledges is not None:
@@ -267,7 +280,7 @@ class AveragingService(Service):
             else:
                 self._coding.sent.discard()
             self._coding.averaged.commit()
-            self._keep(current.request, group, introductions, runner)
+            await self._keep(current.request, group, introductions, runner)
             return RoundResult(
                 "complete",
                 group.id,
@@ -324,12 +337,12 @@ class AveragingService(Service):
         check = partial(self._check, start.least)
         handshake = Handshake(group.peers, me, introduction, introduced, check, weigh, plan.rows)
         opening = encode(Opening(group=group.id, introduction=introduction))
-        sums = self._sums
+        keep = in_memory if self._rules.lent is None else OnDisk(self._rules.lent)
         return self._rules.all_reduce(
             plan,
-            (flat, self._average),
+            Holding(flat, self._average, keep),
             coding,
-            lambda chunks: self._rules.make_reducer([sums[begin:end] for begin, end in chunks]),
+            self._rules.make_reducer,
             handshake,
             Votes(group.id, group.peers, self._organizer, self._signer),
             start.patience,
@@ -362,23 +375,28 @@ class AveragingService(Service):
         check_standing(self._signer, self._organizer, peer, contribution)
         return possible(contribution, self._run.run_id, self._run.global_batch)
 
-    def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:
+    async def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:
         """Hold the average for members that missed it."""
         if self._rules.pledges is not None and self._signer.peer == self._organizer:
             self._averaged[group.id] = Averaged(runner.owners, tuple(runner.plan.chunks), tuple(runner.messages))
             for old in list(self._averaged)[:-AVERAGED_ROUNDS]:
                 del self._averaged[old]
         metadata = MSGPackSerializer.dumps(list(introductions.signed))
-        self._donor.keep(
-            RecentAverage(
-                after=request.after, round=group.id, step=request.step, metadata=metadata, parts=tuple(runner.messages)
-            )
+        average = RecentAverage(
+            after=request.after, round=group.id, step=request.step, metadata=metadata, parts=tuple(runner.messages)
         )
+        if self._rules.lent is None:
+            self._donor.keep(average)
+            return
+        try:
+            self._donor.keep(await asyncio.to_thread(StoredAverage, average, self._rules.lent))
+        except OSError as error:
+            _log.warning("an average cannot be kept for those who missed it: %s", error)
 
     def _forget_round(self) -> None:
         """After a failure: a member that had stalled may still send its parts; they must not get into the next round,
         so the memory of this one is not used again."""
-        self._average, self._sums = torch.empty_like(self._average), torch.empty_like(self._sums)
+        self._average = None if self._average is None else torch.empty_like(self._average)
         self._coding.sent.discard()
         self._coding.averaged.discard()
 

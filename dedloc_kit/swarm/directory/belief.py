@@ -139,7 +139,7 @@ class Belief:
             if led or self._me == self.organizer:
                 return START
             least = self._said_last().step
-            holders = Counter(_position(progress) for progress in able.values())
+            holders = Counter(_position(progress) for progress in able.values() if progress.holds_state)
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)
         members = {peer: _position(able[peer]) for peer in counting & able.keys()}

@@ -23,3 +23,5 @@ class Profile:
     """The organizer's signed word that it reached this peer there; see `Progress`."""
     listed: bool
     """Whether the addresses may stand in the public invitation."""
+    holds_state: bool = True
+    """Others can have the training state from this peer."""

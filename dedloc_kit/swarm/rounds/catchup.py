@@ -107,7 +107,7 @@ class CatchUp:
     def _drifted(self) -> bool:
         """Does the organizer, which took the same rounds, hold other parameters? In its absence, do most peers, and
         those who brought most of the samples?"""
-        in_sync, belief = self._tracker.at(*self._state.position), self._tracker.belief
+        in_sync, belief = self._holders(self._state.position), self._tracker.belief
         different = {peer for peer, progress in in_sync.items() if self._state.differs(progress.sketch)}
         if belief.organizer in in_sync:
             return belief.organizer in different
@@ -263,7 +263,7 @@ class CatchUp:
 
     def _donors(self, wanted: Position) -> list[str]:
         """Whom to ask for this state; where we hold it already, those whose parameters are other ones."""
-        donors = self._tracker.at(*wanted)
+        donors = self._holders(wanted)
         if wanted == self._state.position and self._state.step:
             donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
         able = [peer for peer in self._to_ask(donors) if peer not in self._liars]
@@ -271,6 +271,10 @@ class CatchUp:
             return able
         organizer = self._tracker.belief.organizer
         return [organizer] if organizer in able else random.sample(able, min(1, len(able)))
+
+    def _holders(self, position: Position) -> dict[str, Progress]:
+        """The others who have that state."""
+        return {peer: progress for peer, progress in self._tracker.at(*position).items() if progress.holds_state}
 
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""

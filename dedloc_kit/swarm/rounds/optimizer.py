@@ -35,6 +35,7 @@ from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
@@ -45,6 +46,7 @@ from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices
 from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.no_state import NoState
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -128,7 +130,11 @@ class CollaborativeOptimizer:
         self._began = 0.0
         self._instructions: Instructions | None = None
         self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile)
-        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
+        self._catch_up: CatchUp | Alongside
+        if isinstance(state, NoState):
+            self._catch_up = Alongside(state, exchange, tracker, signer, caller.stop)
+        else:
+            self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
 
@@ -183,11 +189,13 @@ class CollaborativeOptimizer:
 
         A coordinator if there is one: the others may be about to leave as well.
         """
+        if not self._profile.holds_state:
+            return
         deadline = time.monotonic() + HAND_OVER_SECONDS
         while time.monotonic() < deadline:
             others, organizer = self.tracker.others(), self.tracker.belief.organizer
             staying = [others[organizer]] if organizer in others else others.values()
-            if not others or any(progress.step >= self.step for progress in staying):
+            if not others or any(progress.step >= self.step and progress.holds_state for progress in staying):
                 return
             time.sleep(0.1)
 

@@ -3,12 +3,15 @@
 import hashlib
 import itertools
 import math
+import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -37,6 +40,12 @@ class Content:
     users: int = 0
     """Uploads that are running."""
     last_used: float = 0.0
+
+    def digest(self) -> bytes:
+        """Of all of it."""
+        whole = hashlib.sha256(len(self.metadata).to_bytes(8, "big") + self.metadata)
+        whole.update(self.data)
+        return whole.digest()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -154,6 +163,10 @@ class RecentAverage:
 
     def content(self) -> Content:
         """The same as it travels."""
+        return Content(self.round, self.info(), memoryview(b"".join(self.parts)))
+
+    def info(self) -> bytes:
+        """What travels before the parts."""
         info = AverageInfo(
             after=self.after,
             round=self.round,
@@ -161,15 +174,12 @@ class RecentAverage:
             metadata=self.metadata,
             lengths=tuple(map(len, self.parts)),
         )
-        return Content(self.round, MSGPackSerializer.dumps(info.model_dump()), memoryview(b"".join(self.parts)))
+        return bytes(MSGPackSerializer.dumps(info.model_dump()))
 
     @cached_property
     def digest(self) -> bytes:
         """Of all from which the step follows."""
-        content = self.content()
-        whole = hashlib.sha256(len(content.metadata).to_bytes(8, "big") + content.metadata)
-        whole.update(content.data)
-        return whole.digest()
+        return self.content().digest()
 
     @classmethod
     def read(cls, metadata: bytes, content: memoryview) -> "RecentAverage":
@@ -177,6 +187,26 @@ class RecentAverage:
         info = AverageInfo.parse(decode(metadata))
         parts = tuple(_cut(content, info.lengths))
         return cls(info.after, info.round, info.step, info.metadata, parts)
+
+
+class StoredAverage:
+    """The same on the disk, as it travels, in a file without a name; of it only that lies in the memory for which there
+    is room. Raises OSError."""
+
+    def __init__(self, average: RecentAverage, folder: Path) -> None:
+        self.after, self.round, self._info = average.after, average.round, average.info()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.writelines(average.parts)
+            file.flush()
+            self._parts = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def content(self) -> Content:
+        return Content(self.round, self._info, self._parts)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return self.content().digest()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dedloc_kit.swarm.network.service import Stream, encode
-from dedloc_kit.swarm.transfer.contents import Content, RecentAverage, StateLayout, snapshot
+from dedloc_kit.swarm.transfer.contents import Content, RecentAverage, StateLayout, StoredAverage, snapshot
 from dedloc_kit.swarm.transfer.download import STREAMS
 from dedloc_kit.swarm.transfer.places import Place, Places
 from dedloc_kit.swarm.transfer.protocol import MAX_REQUEST_BYTES, Header, Request, alive_until, upload
@@ -42,7 +42,7 @@ class Donor:
         self.line_free = asyncio.Event()
         """Clear while something more important has the line."""
         self.line_free.set()
-        self._averages: deque[RecentAverage] = deque(maxlen=KEPT_AVERAGES)
+        self._averages: deque[RecentAverage | StoredAverage] = deque(maxlen=KEPT_AVERAGES)
         self._contents: dict[tuple[str, str], Content] = {}
         self._newest = ""
         self._asking = asyncio.Lock()
@@ -52,11 +52,11 @@ class Donor:
         """Whether others may download from now on; at first they may not."""
         self._willing = on
 
-    def keep(self, average: RecentAverage) -> None:
+    def keep(self, average: RecentAverage | StoredAverage) -> None:
         """Keep the average of a complete round for those who missed it."""
         self._averages.append(average)
 
-    def average_after(self, round: str) -> RecentAverage | None:
+    def average_after(self, round: str) -> RecentAverage | StoredAverage | None:
         """The average that followed this round, if it is still kept."""
         return next((average for average in self._averages if average.after == round), None)
 

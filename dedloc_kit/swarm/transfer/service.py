@@ -63,8 +63,9 @@ class TransferService(Service):
         self._donor.share(on)
 
     async def kept_average(self, after: str) -> RecentAverage | None:
-        """The average that followed this round, if this peer still keeps it."""
-        return self._donor.average_after(after)
+        """The average that followed this round, if this peer still keeps it in its memory."""
+        average = self._donor.average_after(after)
+        return average if isinstance(average, RecentAverage) else None
 
     async def fetch(self, number: int, donors: Sequence[str], expected: Expected, flat: torch.Tensor) -> Header | None:
         """Download something into shared memory (uint8); None if the donors do not give it, or it was stopped.
@@ -121,6 +122,16 @@ class StateSource:
             return None
         with self._current_state() as (metadata, tensors):
             return metadata, self.layout.pack(tensors)
+
+
+class NoSource(StateSource):
+    """Of a peer that holds no state."""
+
+    def __init__(self) -> None:
+        self.layout = StateLayout([])
+
+    def newest(self, held: str) -> None:
+        return None
 
 
 class Transfers:
@@ -192,6 +203,10 @@ class Transfers:
     def ask_for_digest(self, peer: str, after: str) -> Future[Header | None]:
         """Ask another peer for that of the average that followed the round `after`."""
         return self._host.call(TransferService.header_of, peer, Request(what="digest", after=after))
+
+    def ask_for_average(self, peer: str, after: str) -> Future[Header | None]:
+        """Ask another peer what it says of the average that followed the round `after`."""
+        return self._host.call(TransferService.header_of, peer, Request(what="average", after=after))
 
     def _download(
         self,

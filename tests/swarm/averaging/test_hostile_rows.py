@@ -392,7 +392,7 @@ def test_means_for_others_change_nothing_and_take_little_memory() -> None:
     for reducer in set(party.plan.reducers) - {liar}:
         means, parts = party.members[reducer]._reducing.means, party.members[reducer].parts
         kept = sum(len(mean) for of in means._kept.values() for _, mean in of.values())
-        kept += sum(len(part) for of in parts._kept.values() for part in of.values())
+        kept += sum(len(part()) for of in parts._kept.values() for part in of.values())
         assert 0 < kept <= 2 * share_of_the_gradients(party, reducer)
 
 

@@ -1,7 +1,9 @@
 """Those who only average: how fast their lines are found to be, and what it is found that they carried."""
 
+import asyncio
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,6 +15,7 @@ from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.carried import WHOLE, carried
 from dedloc_kit.swarm.averaging.codec import codec_of
+from dedloc_kit.swarm.averaging.keeping import DiskFailed, Kept, OnDisk
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.window import Meter
 from dedloc_kit.training.flat import FlatLayout
@@ -77,6 +80,83 @@ def test_lines_that_are_alike_are_found_to_be_and_the_busiest_one_has_less_to_do
         busiest[lenders] = max(party.wires.sent)
     # Each of them gets the averages as well: with more clients it comes to a third.
     assert busiest[2] / busiest[0] == pytest.approx((clients + 2) / (clients * 3), rel=0.05)
+
+
+def party_of(clients: int, samples: tuple[int, ...], size: int = SIZE) -> Slow:
+    torch.manual_seed(0)
+    party = Slow([torch.randn(size) for _ in samples], samples, compression="4bit", clients=clients)
+    party.patience = Patience(2.0, 4.0)
+    return party
+
+
+def test_who_lends_a_line_makes_the_same_average_without_holding_any_values(tmp_path: Path) -> None:
+    averages = list[torch.Tensor]()
+    for lent in ({}, {LENDER: OnDisk(tmp_path)}):
+        party = party_of(2, (0, 0, 5, 4), SIZE // 4)
+        party.lent = dict(lent)
+        simulated = SimulatedTime()
+        with simulated.running() as runner:
+            party.wires = Lines(simulated, [1_000_000.0] * 4)
+            assert runner.run(party.meet()) == [None] * 4
+        averages.append(party.averages[COORDINATOR])
+        lender = party.members[LENDER]
+        assert lender.messages == party.members[COORDINATOR].messages
+        assert (lender.averages.place(0) is None) == bool(lent)
+    assert torch.equal(*averages)
+    assert lender.plan.shares[LENDER] > 0
+    assert not list(tmp_path.iterdir()), "a file without a name"
+
+
+def test_whose_own_disk_is_full_gives_itself_up_and_blames_nobody_else() -> None:
+    def full(_: bytes) -> Kept:
+        raise DiskFailed("the disk takes nothing more")
+
+    party = party_of(2, (0, 0, 5, 4), SIZE // 4)
+    party.lent = {LENDER: full}
+    simulated = SimulatedTime()
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1_000_000.0] * 4)
+        outcomes = runner.run(party.meet())
+    assert [outcome is None for outcome in outcomes] == [True, False, True, True]
+    assert party.members[LENDER].culprits == {"peer1"}
+    assert not any(member.culprits - {"peer1"} for member in party.members)
+
+
+def test_a_lender_that_dies_in_the_middle_of_a_round_costs_what_a_reducer_does_that_trains(tmp_path: Path) -> None:
+    volunteer, samples = 2, (0, 0, 6, 6, 5, 4, 3)
+
+    def seconds(dies: int | None, after: float = 0.0) -> float:
+        party = party_of(3, samples, SIZE // 2)
+        party.lent = {LENDER: OnDisk(tmp_path)}
+        simulated = SimulatedTime()
+        with simulated.running() as runner:
+            party.wires = Lines(simulated, [100_000.0] * len(samples))
+
+            async def meet() -> list[BaseException | None]:
+                await party.begin()
+                if dies is not None:
+                    await asyncio.sleep(after)
+                    party.kill(dies)
+                return await party.end()
+
+            began = simulated.now
+            outcomes = runner.run(meet())
+            took = simulated.now - began
+        living = [number for number in range(len(samples)) if number != dies]
+        assert [outcomes[number] for number in living] == [None] * len(living)
+        assert party.ranking[0] not in (LENDER, volunteer), "who leads costs more"
+        counted = {f"peer{number}" for number in living}
+        for number in living:
+            member = party.members[number]
+            assert member.introductions is not None
+            assert member.introductions.contributions.keys() >= counted
+            assert f"peer{dies}" not in member.carried
+            assert member.messages == party.members[COORDINATOR].messages
+        return took
+
+    usual = seconds(None)
+    lent, other = (seconds(number, 0.4 * usual) - usual for number in (LENDER, volunteer))
+    assert 0 < lent < 1.15 * other
 
 
 class Silent(AllReduce):

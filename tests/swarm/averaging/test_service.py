@@ -1,8 +1,10 @@
 """One round after the other among services in one process, over pairs of sockets instead of libp2p."""
 
 import asyncio
+import gc
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -27,8 +29,9 @@ from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream, encode
+from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.flat import FlatLayout, SharedVector
+from dedloc_kit.training.flat import FlatLayout, SharedVector, untouched_zeros
 from tests.tiny import tiny_run
 
 SAMPLES = (8, 24)
@@ -48,6 +51,9 @@ class Party:
     ) -> None:
         self.all_reduce, self.samples, self._organizer = all_reduce, samples, organizer
         self._run, self._vectors, self._round, self._folder = run, vectors, 0, folder
+        self.kept: list[RecentAverage | StoredAverage] = []
+        self.lent: dict[int, Path] = {}
+        """Who only lends a line, and where it keeps what comes."""
         self.pledges: list[Pledges] = []
         """Of each member, where members are checked."""
         self.patience = Patience(30.0, 30.0)
@@ -63,10 +69,11 @@ class Party:
 
     def _service(self, signer: Signer, vector: SharedVector) -> AveragingService:
         endpoint: Any = SimpleNamespace(open=lambda *where: self._line(signer.peer, *where))
-        donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
+        donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=self.kept.append)
         groups: Any = SimpleNamespace(find=self._find)
         usual: Any = rules_of(self._run)
         rules = replace(usual, all_reduce=lambda *arguments: self.all_reduce(*arguments))
+        rules = replace(rules, lent=self.lent.get(self._signers.index(signer)))
         if self._run.trust.checks == "on":
             rounds = IntroducedRounds(self._folder / f"rounds of {signer.peer}")
             self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS), rounds))
@@ -192,6 +199,54 @@ def test_whether_a_round_that_left_somebody_out_is_refused_or_not_all_say_who_it
 
 
 ROUNDS = 24
+
+
+def test_who_lends_a_line_has_on_its_disk_what_it_keeps_for_others_and_takes_no_average(tmp_path: Path) -> None:
+    class Lent(Party):
+        def _service(self, signer: Signer, vector: SharedVector) -> AveragingService:
+            self.lent = {0: tmp_path / "lent"}
+            return super()._service(signer, vector)
+
+    async def meet() -> Party:
+        run = tiny_run(global_batch=24, averaging={"compression": "4bit"})
+        party = Lent(tmp_path, run, [torch.zeros(20_000), torch.ones(20_000)], samples=(0, 24))
+        assert [result.outcome for result in await party.results()] == ["complete"] * 2
+        return party
+
+    party = asyncio.run(meet())
+    lent, own = party._shared
+    assert not lent._values.any(), "the memory of its vector is never touched"
+    assert own._values.sum() > 0
+    stored, kept = sorted(party.kept, key=lambda average: isinstance(average, RecentAverage))
+    assert isinstance(stored, StoredAverage)
+    assert isinstance(kept, RecentAverage)
+    assert stored.digest == kept.digest
+    assert stored.content().data == kept.content().data
+    assert not list((tmp_path / "lent").iterdir()), "files without names"
+    lender = next(iter(party._services.values()))
+    assert lender._average is None
+    assert lender._coding.averaged._room is not untouched_zeros
+
+
+def test_of_a_round_that_is_over_nothing_stays_in_memory_once_the_next_one_is(tmp_path: Path) -> None:
+    made = list[weakref.ref[AllReduce]]()
+
+    def make(*arguments: Any) -> AllReduce:
+        all_reduce = AllReduce(*arguments)
+        made.append(weakref.ref(all_reduce))
+        return all_reduce
+
+    async def alive() -> list[bool]:
+        party = Party(tmp_path, tiny_run(global_batch=32), [torch.ones(100)] * 2, make)  # type: ignore[arg-type]
+        for _ in range(3):
+            await party.meet()
+        return [each() is not None for each in made]
+
+    gc.disable()
+    try:
+        assert not any(asyncio.run(alive())[:4])
+    finally:
+        gc.enable()
 
 
 def test_over_many_rounds_the_mean_of_what_arrives_comes_to_that_of_what_was_given(tmp_path: Path) -> None:

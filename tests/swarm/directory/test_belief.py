@@ -89,6 +89,8 @@ def test_a_newcomer_takes_the_organizers_word_and_without_it_that_of_three_holde
     assert belief().newest(START, at(ELEVEN, "x", "y"), NOW) == START
     assert belief().newest(START, at(ELEVEN, "x", "y") | at(Position(11, "ff"), "z"), NOW) == START
     assert belief().newest(START, at(ELEVEN, "x", "y", "z"), NOW) == ELEVEN
+    lent = {"z": at(ELEVEN, "z")["z"].model_copy(update={"holds_state": False})}
+    assert belief().newest(START, at(ELEVEN, "x", "y") | lent, NOW) == START, "who lends a line only says what it heard"
 
 
 def test_the_notice_of_an_organizer_that_is_away_is_the_least_that_a_newcomer_believes() -> None:

@@ -1,5 +1,6 @@
 """What a peer takes of steps that others made without it."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,10 @@ from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from dedloc_kit.training.state import START, Position
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.state import START, Position, TrainingState
+from tests.swarm.harness import belief, progress
+from tests.tiny import tiny_run
 
 BATCH = 10
 
@@ -102,6 +106,21 @@ def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ou
 
     told = [(receipt.step, receipt.round) for receipt, _ in Lagging().follow()]
     assert told == [(12, "cc"), (13, "dc"), (14, "ee"), (15, "ff")]
+
+
+def test_nobody_asks_who_holds_no_state_for_one_nor_thinks_that_it_has_gone_elsewhere() -> None:
+    run = tiny_run()
+    state = TrainingState(torch.nn.Linear(3, 2), lambda m: Lamb(m.parameters(), lr=0.1), run)
+    lender = progress(step=0, round="", sketch=(), holds_state=False)
+    at = {"lender": lender, "donor": progress(step=0, round="", sketch=state.sketch)}
+    tracker: Any = SimpleNamespace(at=lambda *_: at, belief=belief(), proves=lambda peers: bool(peers))
+    catch_up = CatchUp(
+        *(state, SimpleNamespace(), tracker, SimpleNamespace(), SimpleNamespace(client_mode=False)),  # type: ignore[arg-type]
+        *(threading.Event(), lambda _received, _total: None),
+    )
+    assert catch_up._donors(START) == ["donor"]
+    del at["donor"]
+    assert not catch_up._drifted()
 
 
 def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them_and_by_the_state_it_is_in() -> None:
