@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +28,17 @@ class SimulatedMixed:
     def why_without_experts(self) -> str:
         return ""
 
+    def why_unwritten(self) -> str:
+        return "no library has a simulated model with experts"
+
+    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
+        raise NotImplementedError
+
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            width = self._settings.width
+            first, last = nn.Linear(width, width), nn.Linear(width, width)
         return nn.ModuleList([first, Mixture(0, self._settings, self._seed), last])
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -40,7 +48,7 @@ class SimulatedMixed:
         wait_for_start()
         generator = torch.Generator().manual_seed(seed)
         while True:
-            yield {"x": torch.randn(microbatch, TOKENS, WIDTH, generator=generator)}
+            yield {"x": torch.randn(microbatch, TOKENS, self._settings.width, generator=generator)}
 
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._seconds)
@@ -50,7 +58,8 @@ class SimulatedMixed:
         return loss
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        batch = {"x": torch.randn(16, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))}
+        generator = torch.Generator().manual_seed(0)
+        batch = {"x": torch.randn(16, TOKENS, self._settings.width, generator=generator)}
         with torch.no_grad():
             return Evaluation(loss=float(self._loss(model, batch)))
 
@@ -64,14 +73,24 @@ class SimulatedMixed:
 TASKS = {"simulated-mixed": SimulatedMixed}
 
 
-def mixed_run(seconds: float, global_batch: int) -> RunConfig:
+def mixed_run(
+    seconds: float,
+    global_batch: int,
+    grid: tuple[int, int] = GRID,
+    width: int = WIDTH,
+    hidden: int = HIDDEN,
+    **sections: Any,
+) -> RunConfig:
     """:param seconds: of a microbatch, beside its calls"""
+    source = {"dataset": "none/none"}
     return simulated_run(
         "mixed",
         1,
         seconds,
         global_batch,
         task={"name": "simulated-mixed", "seconds": seconds},
-        experts={"layers": [0], "grid": list(GRID), "width": WIDTH, "hidden": HIDDEN},
+        experts={"layers": [0], "grid": list(grid), "width": width, "hidden": hidden},
         averaging={"overlap": False},
+        data={"train": [source], "evaluation": source},
+        **sections,
     )
