@@ -59,6 +59,7 @@ from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
 from dedloc_kit.training.optimizers.outer import NesterovSGD
+from dedloc_kit.training.rooms import zeros_despite_a_full_disk
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 
@@ -110,10 +111,7 @@ class SwarmPeer:
         trained = _trained(self.task, run)
         model = first_model(self.task) if run.stage is None else trained.build_model()
         state = self.optimizer.state
-        first = type(state)(model, lambda model: _shared_optimizer(run, trained, model), run, state.room)
-        if isinstance(first, MixedState):
-            first.bank.hold_all()
-        return first.copy()
+        return state.another(model, lambda model: _shared_optimizer(run, trained, model)).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -254,9 +252,12 @@ class _Inside:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer = self.node, self.entry.signer, self.peer
-        mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
-        kind = MixedState if mixed else TrainingState
-        state = kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
+        made = trained.build_model(), partial(_shared_optimizer, run, trained), run, room
+        state: TrainingState
+        if run.experts is not None and self.office is not None:  # all experts are the organizer's
+            state = MixedState(*made, partial(zeros_despite_a_full_disk, peer.folder / "experts"))
+        else:
+            state = TrainingState(*made)
         source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content, room=room)
         if isinstance(state, MixedState):
