@@ -7,6 +7,7 @@
 `calls`: how long 512 tokens take through experts in two other processes, beside hivemind's (`lib/expert_calls.py`).
 `lines`: what four trainers and four hosts on home lines reach of what these carry; needs root (`lib/expert_lines.py`).
 `death`: what it costs that all processes of one of two hosts are killed (`lib/expert_deaths.py`).
+`memory`: a model of which no process may hold more than a quarter (`lib/expert_memory.py`).
 `learning`: in one process, by the plain loop (`lib/mixture.py`), every way on the same batches in the same order:
 
 - the mixture as the run has it;
@@ -38,6 +39,7 @@ from torch import Tensor
 from benchmarks.lib import expert_calls
 from benchmarks.lib.expert_deaths import after_kill
 from benchmarks.lib.expert_lines import carried
+from benchmarks.lib.expert_memory import divided
 from benchmarks.lib.mixture import PlainLoop
 from benchmarks.lib.network import read_network
 from benchmarks.lib.peers import end_on_signal
@@ -61,6 +63,7 @@ TROUBLES = {HOSTS: Trouble(), SLOW: Trouble(0.3, 0.1), SLOWER: Trouble(1.0, 0.1)
 BESIDE = {HOSTS: MIXTURE, SLOW: HOSTS, SLOWER: HOSTS, MIXTURE: DENSE}
 """With which way the held-out loss of a way is compared."""
 _ROW = "{:>6}{:>20}{:>16}{:>24}{:>10}{:>14}"
+_MEMORY_ROW = "{:>26}{:>10}{:>10}{:>10}{:>10}{:>10}"
 
 
 class Counted:
@@ -204,6 +207,25 @@ def _death(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield {"after_kill": asdict(death)}
 
 
+def _memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    found = divided(options.hosts, options.width, options.memory_steps)
+    share = found.share / 1e6
+    print(
+        f"memory: {found.parameters / 1e6:.0f} million parameters of experts, the whole state {found.state / 1e6:.0f} "
+        f"MB; no process may hold more than {share:.0f} MB beyond one with next to no parameters"
+    )
+    print(_MEMORY_ROW.format("MB of the largest process", "beyond", "own", "VmHWM", "VmData", "limit"))
+    for peer in found.peers:
+        sizes = [f"{size / 1e6:.0f}" for size in (peer.beyond, peer.own, peer.high, peer.data)]
+        print(_MEMORY_ROW.format(peer.peer, *sizes, "" if peer.limit is None else f"{peer.limit / 1e6:.0f}"))
+    print(
+        f"memory: {found.most.peer} took most, 1/{found.state / max(1, found.most.beyond):.1f} of the state; held-out "
+        f"loss by step {found.held_out}; load {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
+    yield {"memory": asdict(found)}
+
+
 def _learning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(options.threads)
     given = options.run is not None
@@ -229,7 +251,7 @@ def _learning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         print(f"held-out loss, {told}: {ratio:.3f}")
 
 
-_PARTS = {"lines": _lines, "calls": _calls, "death": _death, "learning": _learning}
+_PARTS = {"lines": _lines, "calls": _calls, "death": _death, "memory": _memory, "learning": _learning}
 """In this order: what forks comes before what computes."""
 
 
@@ -271,6 +293,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="global steps, after which the rate is zero; default: the run's")
     known = [MIXTURE, DENSE, WITHOUT, *TROUBLES]
     parser.add_argument("--ways", nargs="+", choices=known, default=known, metavar="WAY", help="%(choices)s")
+    parser.add_argument("--hosts", type=int, default=16, help="of the part 'memory', with three experts for each")
+    parser.add_argument("--width", type=int, default=512, help="of the part 'memory'")
+    parser.add_argument("--memory-steps", type=int, default=8, help="global steps of the part 'memory'")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args()

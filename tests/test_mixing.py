@@ -46,7 +46,9 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
             peer.wait_for(Left)
         coordinator.wait_for_step(STEPS)
         last = coordinator.wait_for(Evaluated, lambda event: event.step == STEPS).loss
+        lies = Path(f"/proc/{coordinator.worker.pid}/maps").read_text().count(f"{coordinator.config.folder}/experts/")
         assert coordinator.worker.stop() == 0
+    assert lies >= 6, "the experts are on its disk"
     assert any(len(event.contributions) == 2 for event in coordinator.steps)
     alone = coordinator.wait_for(ExpertsState, lambda event: sum(event.layers[0].tokens) > 0)
     assert [(host.organizer, host.kept) for host in alone.hosts] == [(True, 6)]

@@ -2,6 +2,7 @@
 drawn from what to answer."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class TinyMixed:
     def why_unwritten(self) -> str:
         return "no library has a tiny model with experts"
 
-    def as_stock(self, model: nn.Module) -> nn.Module:
+    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
         raise NotImplementedError
 
     def build_model(self) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +32,16 @@ class SimulatedMixed:
         return ""
 
     def why_unwritten(self) -> str:
-        return "no library has a simulated model"
+        return "no library has a simulated model with experts"
 
-    def as_stock(self, model: nn.Module) -> nn.Module:
+    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
         raise NotImplementedError
 
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+            width = self._settings.width
+            first, last = nn.Linear(width, width), nn.Linear(width, width)
         return nn.ModuleList([first, Mixture(0, self._settings, self._seed), last])
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -49,7 +51,7 @@ class SimulatedMixed:
         wait_for_start()
         generator = torch.Generator().manual_seed(seed)
         while True:
-            yield {"x": torch.randn(microbatch, TOKENS, WIDTH, generator=generator)}
+            yield {"x": torch.randn(microbatch, TOKENS, self._settings.width, generator=generator)}
 
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._seconds)
@@ -59,7 +61,8 @@ class SimulatedMixed:
         return loss
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        batch = {"x": torch.randn(16, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))}
+        generator = torch.Generator().manual_seed(0)
+        batch = {"x": torch.randn(16, TOKENS, self._settings.width, generator=generator)}
         with torch.no_grad():
             return Evaluation(loss=float(self._loss(model, batch)))
 
@@ -73,7 +76,14 @@ class SimulatedMixed:
 TASKS: dict[str, Callable[[RunConfig], Mixed]] = {"simulated-mixed": SimulatedMixed}
 
 
-def mixed_run(seconds: float, global_batch: int) -> RunConfig:
+def mixed_run(
+    seconds: float,
+    global_batch: int,
+    grid: tuple[int, int] = GRID,
+    width: int = WIDTH,
+    hidden: int = HIDDEN,
+    **sections: Any,
+) -> RunConfig:
     """:param seconds: of a microbatch, beside its calls"""
     return simulated_run(
         "mixed",
@@ -81,7 +91,8 @@ def mixed_run(seconds: float, global_batch: int) -> RunConfig:
         seconds,
         global_batch,
         task={"name": "simulated-mixed", "seconds": seconds},
-        experts={"layers": [0], "grid": list(GRID), "width": WIDTH, "hidden": HIDDEN},
+        experts={"layers": [0], "grid": list(grid), "width": width, "hidden": hidden},
         averaging={"overlap": False},
         data={"train": [NOWHERE], "evaluation": NOWHERE},
+        **sections,
     )

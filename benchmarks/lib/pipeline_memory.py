@@ -26,7 +26,7 @@ NARROW, NARROW_STAGES = 32, 2
 """A process of the same kind takes as much whatever their number."""
 START_SECONDS, STEP_SECONDS, LEAVE_SECONDS = 600.0, 900.0, 300.0
 _LOOK_SECONDS, _SEARCH_SECONDS = 0.05, 1.0
-_SIZES = re.compile(r"^(VmHWM|RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+_SIZES = re.compile(r"^(VmHWM|VmData|RssAnon|RssShmem):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Watch(threading.Thread):
@@ -34,12 +34,14 @@ class Watch(threading.Thread):
 
     :ivar own: what no file has; by peer and process
     :ivar high: with the pages of files (VmHWM)
+    :ivar data: what RLIMIT_DATA counts (VmData): private memory, whether it has been written to or not
     """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.own: dict[str, dict[int, int]] = defaultdict(dict)
         self.high: dict[str, dict[int, int]] = defaultdict(dict)
+        self.data: dict[str, dict[int, int]] = defaultdict(dict)
         self._peers: dict[int, str] = {}
         self._over = threading.Event()
 
@@ -64,8 +66,8 @@ class Watch(threading.Thread):
     def _look(self, name: str, pid: int, status: str) -> None:
         sizes = {key: 1024 * int(value) for key, value in _SIZES.findall(status)}
         own = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
-        self.own[name][pid] = max(self.own[name].get(pid, 0), own)
-        self.high[name][pid] = max(self.high[name].get(pid, 0), sizes.get("VmHWM", 0))
+        for peaks, size in ((self.own, own), (self.high, sizes.get("VmHWM", 0)), (self.data, sizes.get("VmData", 0))):
+            peaks[name][pid] = max(peaks[name].get(pid, 0), size)
 
 
 def memory_rows(stages: int, width: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.usual import Usual
 from dedloc_kit.run import ExpertsConfig, RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
+from dedloc_kit.training.flat import Room
 
 KEPT_SECONDS = 120.0
 """A backward call that has not come by then does not come."""
@@ -50,16 +51,20 @@ class Bank:
 
     :param room: bytes for the inputs of forward calls
     :param remembers: whether experts are had as they were before their last step, too
+    :ivar experts_room: where the experts lie, and copies of them
     :ivar refused: calls by what was wrong with them
     """
 
-    def __init__(self, run: RunConfig, room: int = ROOM, remembers: bool = False) -> None:
+    def __init__(
+        self, run: RunConfig, room: int = ROOM, remembers: bool = False, experts_room: Room = torch.zeros
+    ) -> None:
         assert run.experts is not None, "a run without experts has no bank"
         self._run, self._settings, self._remembers = run, run.experts, remembers
+        self.experts_room = experts_room
         self._experts: dict[ExpertName, Expert] = {}
         self._kept = Kept[_Call](room, KEPT_SECONDS)
         self._usual = {layer: Usual() for layer in self._settings.layers}
-        self._lock = threading.Lock()
+        self._lock, self._trying = threading.Lock(), threading.Lock()
         self.refused: Counter[str] = Counter()
 
     @property
@@ -74,18 +79,19 @@ class Bank:
             return [self._experts[name].step for name in names if name in self._experts]
 
     def hold(self, names: Iterable[ExpertName]) -> None:
-        """Have these experts, too, with their first weights: the same ones on every host. Raises ValueError for a name
-        that the run does not have."""
+        """Have these experts, too, with their first weights: the same ones on every host. They are made one after the
+        other, so that no more than one takes memory if they lie on the disk. Raises ValueError for a name that the run
+        does not have."""
         for name in names:
-            self._add(name, self._first(name))
+            self._add(name, self._first(name, self.experts_room))
 
-    def _first(self, name: ExpertName) -> Expert:
+    def _first(self, name: ExpertName, room: Room = torch.zeros) -> Expert:
         rows, columns = self._settings.grid
         if name.layer not in self._settings.layers or not (0 <= name.row < rows and 0 <= name.column < columns):
             raise ValueError(f"the run has no expert {name}")
         seed = seed_of(self._run.run_id, "expert", name)
         network = Network(self._settings.width, self._settings.hidden, seed)
-        return Expert(network, self._run.optimizer, self._remembers)
+        return Expert(network, self._run.optimizer, self._remembers, room)
 
     def _add(self, name: ExpertName, expert: Expert) -> None:
         with self._lock:
@@ -225,7 +231,7 @@ class Bank:
         with self._lock:
             expert = self._experts.get(name)
         if expert is None:  # nobody is answered by its first weights meanwhile
-            expert = self._first(name)
+            expert = self._first(name, self.experts_room)
             expert.load(tensors, step)
             self._add(name, expert)
         else:
@@ -233,11 +239,12 @@ class Bank:
 
     def check(self, name: ExpertName, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError if these are not the tensors of an expert, or not of one that can take a step: what an
-        optimizer remembers may be finite and lead to what is not."""
-        trial = self._first(name)
-        trial.load(tensors, 0)
-        trial.take(1, 1, self._run.optimizer.learning_rate)
-        trial.check_tensors(trial.copy()[0])
+        optimizer remembers may be finite and lead to what is not. One at a time: each is tried in memory."""
+        with self._trying:
+            trial = self._first(name)
+            trial.load(tensors, 0)
+            trial.take(1, 1, self._run.optimizer.learning_rate)
+            trial.check_tensors(trial.tensors())
 
     def like(self) -> dict[str, Tensor]:
         """Tensors of the shapes and types of any expert's."""

@@ -12,7 +12,7 @@ from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.checkpoint import is_finite
-from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.flat import FlatLayout, Room, placed, placed_together
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.portable import norm
 
@@ -31,18 +31,25 @@ class Expert:
 
     Threads may call it at the same time.
 
+    :param network: it is taken over, its parameters become parts of one vector
     :param remembers: whether `copy` also has it as it was before its last step
+    :param room: where all that lies which is as large as its parameters, and copies of it
     :ivar step: the finished global steps whose parameters it has
     """
 
-    def __init__(self, network: Network, optimizer: OptimizerConfig, remembers: bool = False) -> None:
+    def __init__(
+        self, network: Network, optimizer: OptimizerConfig, remembers: bool = False, room: Room = torch.zeros
+    ) -> None:
         self._network, self._settings = network, optimizer
-        self._remembers = remembers
+        self._remembers, self._room = remembers, room
         self._before: tuple[dict[str, Tensor], int] | None = None
         self._parameters = list(network.parameters())
         self.layout = FlatLayout.of(self._parameters)
         groups = [{"params": self._parameters, "weight_decay": optimizer.weight_decay}]
         self._optimizer = build_optimizer(optimizer, groups)
+        live = [*self._parameters, *self._optimizer.state_tensors()]
+        for tensor, own in zip(live, placed_together(live, room), strict=True):
+            tensor.data = own
         self.step = 0
         self._sums: dict[int, Tensor] = {}
         self._lock = threading.RLock()
@@ -77,7 +84,7 @@ class Expert:
             self.check(step)
             due = self._due(step)
             if due not in self._sums:
-                self._sums[due] = torch.zeros(self.layout.size)
+                self._sums[due] = self._room(self.layout.size)
             for total, gradient in zip(self.layout.views(self._sums[due]), gradients, strict=True):
                 total.add_(gradient, alpha=float(samples))
 
@@ -133,7 +140,10 @@ class Expert:
             for step, total in sums.items():
                 if self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
                     due = self._due(step)
-                    self._sums[due] = self._sums[due] + total if due in self._sums else total.clone()
+                    if due in self._sums:
+                        self._sums[due].add_(total)
+                    else:
+                        self._sums[due] = placed(total, self._room)
 
     def _due(self, step: int) -> int:
         """The step that is taken with what is told for this one."""
@@ -160,7 +170,9 @@ class Expert:
         """
         with self._lock:
             if step in (None, self.step):
-                return {name: tensor.clone() for name, tensor in self._tensors().items()}, self.step
+                tensors = self.tensors()
+                copies = placed_together(tensors.values(), self._room)
+                return dict(zip(tensors, copies, strict=True)), self.step
             if self._before is None or self._before[1] != step:
                 raise Refused("stale")
             return self._before
@@ -173,14 +185,14 @@ class Expert:
         """
         self.check_tensors(tensors)
         with self._lock:
-            for name, own in self._tensors().items():
+            for name, own in self.tensors().items():
                 own.copy_(tensors[name])
             self.step, self._before = step, None
             self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
 
     def check_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError if `load` would."""
-        mine = self._tensors()
+        mine = self.tensors()
         if mine.keys() != tensors.keys():
             raise ValueError("its tensors are not those of an expert of this run")
         for name, own in mine.items():
@@ -192,6 +204,7 @@ class Expert:
             if name.startswith("model.") and float(other.norm()) > LARGE * math.sqrt(other.numel()):
                 raise ValueError(f"'{name}' holds numbers that are far too large")
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The live ones."""
         named = {f"model.{name}": parameter.detach() for name, parameter in self._network.named_parameters()}
         return named | {f"optimizer.{index}": each for index, each in enumerate(self._optimizer.state_tensors())}

@@ -13,6 +13,7 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
+from dedloc_kit.training.flat import placed
 
 REMEMBERED = 64
 """Global steps of which it is known how many samples they had; nobody who keeps an expert is further ahead."""
@@ -141,7 +142,7 @@ class Keeping:
             message, read = self._code(mean)
             messages.append(message)
             if not torch.equal(mean, read):
-                self._lost[name] = mean - read
+                self._lost[name] = placed(mean - read, self.bank.experts_room)
             return read
 
         if self.bank.take_one(name, step, samples, rate, said):

@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 class MixedState(TrainingState):
     """What is averaged and handed to newcomers is the trunk; what a checkpoint holds and goes back to is all of it.
 
+    :param experts_room: where the experts lie, and copies of them: those of a run may be more than the memory holds
     :ivar bank: `hold_all` is to be called before anything else, and after processes were forked, which would keep a
         copy of what is overwritten here
     """
@@ -52,11 +53,12 @@ class MixedState(TrainingState):
         make_optimizer: Callable[[torch.nn.Module], SharedOptimizer],
         run: RunConfig,
         room: Room = shared_zeros,
+        experts_room: Room = torch.zeros,
     ) -> None:
         super().__init__(model, make_optimizer, run, room)
         assert run.experts is not None
         self._names = names_of(run.experts)
-        self.bank = Bank(run)
+        self.bank = Bank(run, experts_room=experts_room)
         self._stored = Stored(None, run.run_id)
         self._lost: dict[ExpertName, int] = {}
         self._fetch: Fetch = lambda names, step, take: None
@@ -64,6 +66,13 @@ class MixedState(TrainingState):
         self._fetching = threading.Lock()
         self._renewed = -1
         self.keeping = Keeping(self.bank, run, self.rate_of, parted=lambda name, state: self._stored.put(name, state))
+
+    def another(
+        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer]
+    ) -> "MixedState":
+        made = MixedState(model, make_optimizer, self.run, self.room, self.bank.experts_room)
+        made.bank.hold_all()
+        return made
 
     def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object], stored: Stored) -> None:
         """Others are going to hold some of the experts.

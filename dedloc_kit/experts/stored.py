@@ -1,4 +1,4 @@
-"""Experts that others keep, as they were last known: on the disk, for the memory may not hold all of a run."""
+"""Experts that others keep, as they were last known: also in files, which a later process finds."""
 
 import logging
 import threading
@@ -15,12 +15,9 @@ _log = logging.getLogger(__name__)
 
 
 class Stored:
-    """Of each expert the newest copy, in memory until it is written to a file, which is whole or not there.
+    """Of each expert the newest copy, and it in a file, which is whole or not there. From any thread.
 
-    From any thread. Of what is written the tensors are those of the file, read from there when they are needed, also
-    when it has given way to a newer one.
-
-    :param folder: also of an earlier process of the same run; with none everything stays in memory
+    :param folder: also of an earlier process of the same run; with none nothing is written
     """
 
     def __init__(self, folder: Path | None, run_id: str) -> None:
@@ -31,13 +28,13 @@ class Stored:
         self._earlier = folder is not None and folder.is_dir()
 
     def put(self, name: ExpertName, state: State) -> None:
-        """Keep this in place of what was kept of the expert."""
+        """Keep this in place of what was kept of the expert; it stays where it lies."""
         with self._lock:
             self._copies[name] = state
             self._unwritten.add(name)
 
     def write(self) -> None:
-        """Write to the disk what is in memory alone; what cannot be written stays there."""
+        """Write what has come since; what cannot be written is tried again."""
         with self._writing:
             with self._lock:
                 unwritten = sorted(self._unwritten) if self._folder is not None else []
@@ -46,13 +43,11 @@ class Stored:
                 path = self._path(name)
                 try:
                     save(path, tensors, StateInfo(run_id=self._run_id, step=step, rounds=()))
-                    written = load(path)[0], step
-                except (UserError, ValueError, OSError) as error:
-                    _log.warning("a copy of the expert %s stays in memory: %s", name, error)
+                except (UserError, ValueError) as error:
+                    _log.warning("a copy of the expert %s is not written: %s", name, error)
                     continue
                 with self._lock:
-                    if self._copies[name] is state:
-                        self._copies[name] = written
+                    if self._copies.get(name) is state:
                         self._unwritten.discard(name)
 
     def get(self, name: ExpertName) -> State | None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -39,7 +40,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use; a container's limits count. Memory and disk in bytes."""
+    """What this process may use; limits of a container and of the process (`ulimit -d`) count. Memory and disk in
+    bytes."""
 
     cores: int
     memory: int
@@ -213,6 +215,9 @@ def _memory() -> tuple[int, int]:
     """Bytes in all and available."""
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if allowed != resource.RLIM_INFINITY:
+        total, free = min(total, allowed), min(free, allowed - int(psutil.Process().memory_info().data))
     for folder in _cgroups("memory"):
         for limit_file, used_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),  # cgroup v2

@@ -13,8 +13,8 @@ from dedloc_kit.organizer.round_time import SHARE_OF_LINE
 from dedloc_kit.run import ExpertsConfig, RunConfig
 
 ORGANIZER_BYTES = 28
-"""For each of an expert's parameters where all are held: itself, two moments, a gradient, and the copy that becomes a
-checkpoint."""
+"""On the disk, for each of an expert's parameters, beside checkpoints. Of one that is held: itself, two moments, a
+gradient, and the copy that becomes a checkpoint; of others' the newest copy, and the file for a later process."""
 COPIES = 2
 """Of each expert, on different machines: its keeper's and its stand-in's."""
 _GROUP = re.compile(r"(?:(\d{1,6})x)?(\d+(?:\.\d+)?)gb@(\w+(?:\.\w+)?)", re.IGNORECASE)
@@ -87,7 +87,7 @@ def describe_experts(run: RunConfig, trunk: int) -> list[str]:
         f"model, {(experts + trunk) / 1e6:,.1f} million with it; a token uses "
         f"{(trunk + len(_settings(run).layers) * _settings(run).chosen * costs.parameters) / 1e6:,.1f} million",
         f"an expert     {size(HOST_BYTES_PER_PARAMETER * costs.parameters)} of a host's memory, on {COPIES} hosts; the "
-        f"organizer's machine holds what they do not: up to {size(ORGANIZER_BYTES * experts)} of memory there",
+        f"organizer's machine holds what they do not: up to {size(ORGANIZER_BYTES * experts)} on its disk",
         f"a token       {size(costs.token_bytes)} up and as much down on the line of who trains, and on those of hosts",
     ]
 

@@ -60,6 +60,7 @@ from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.no_state import NoState
 from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
 from dedloc_kit.training.optimizers.outer import NesterovSGD
+from dedloc_kit.training.rooms import zeros_despite_a_full_disk
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 
@@ -111,10 +112,7 @@ class SwarmPeer:
         trained = _trained(self.task, run)
         model = first_model(self.task) if run.stage is None else trained.build_model()
         state = self.optimizer.state
-        first = type(state)(model, lambda model: _shared_optimizer(run, trained, model), run, state.room)
-        if isinstance(first, MixedState):
-            first.bank.hold_all()
-        return first.copy()
+        return state.another(model, lambda model: _shared_optimizer(run, trained, model)).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -277,9 +275,10 @@ class _Inside:
     def _state(self, run: RunConfig, trained: Modelled, room: Room) -> TrainingState:
         if self.peer.lends and not self.peer.gives_state:
             return NoState(_layout_of(trained), run)
-        mixed = run.experts is not None and self.office is not None  # all experts are the organizer's
-        kind = MixedState if mixed else TrainingState
-        return kind(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run, room)
+        made = trained.build_model(), partial(_shared_optimizer, run, trained), run, room
+        if run.experts is not None and self.office is not None:  # all experts are the organizer's
+            return MixedState(*made, partial(zeros_despite_a_full_disk, self.peer.folder / "experts"))
+        return TrainingState(*made)
 
     def profile(self, follower: bool) -> Profile:
         return Profile(

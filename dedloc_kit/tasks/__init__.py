@@ -168,9 +168,9 @@ class Mixed(Task, Protocol):
         """Why no architecture of a library is such a model with experts, with the fix; empty if there is one."""
         ...
 
-    def as_stock(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones); raises
-        UserError if it does not tell the same."""
+    def as_stock(self, model: torch.nn.Module, folder: Path) -> torch.nn.Module:
+        """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones), on the disk
+        of this folder; raises UserError if it does not tell the same."""
         ...
 
 

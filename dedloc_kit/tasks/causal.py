@@ -83,9 +83,9 @@ class Causal(PackedTask):
     def why_unwritten(self) -> str:
         return why_not_stock(self.config().model_type)
 
-    def as_stock(self, model: nn.Module) -> nn.Module:
+    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
         assert self.run.experts is not None
-        return stock(model, self.run.experts)
+        return stock(model, self.run.experts, folder)
 
     def why_undivided(self) -> str:
         assert self.run.pipeline is not None
@@ -199,7 +199,7 @@ class Causal(PackedTask):
         UserError if there is none.
         """
         if self.run.experts is not None:
-            model = self.as_stock(model)
+            model = self.as_stock(model, folder)
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

@@ -7,7 +7,7 @@ import mmap
 import multiprocessing
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from dedloc_kit.errors import UserError
 
 # Below this size a tensor is not worth compressing much: biases and normalisation layers are few and sensitive.
 SMALL_TENSOR = 8192
+ALIGNED = 64
+"""Bytes; what begins elsewhere is computed more slowly, and may be rounded otherwise."""
 CHUNK = 2**17
 """Values that travel in one message at most: small enough to overlap sending, adding up and encoding."""
 
@@ -103,20 +105,33 @@ def zeros_on_disk(folder: Path, size: int) -> Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             # The disk's blocks now: writing to memory that has none would end this process on a full disk.
             os.posix_fallocate(file.fileno(), 0, 4 * max(1, size))
-            return torch.frombuffer(mmap.mmap(file.fileno(), 4 * max(1, size)), dtype=torch.float32)[:size]
+            # Not by Python's mmap, which keeps the file open: of experts there may be more than a process may have.
+            return torch.from_file(f"/proc/self/fd/{file.fileno()}", shared=True, size=max(1, size))[:size]
     except OSError as error:
         raise UserError(
             f"the training state does not fit into {folder} ({error.strerror}): {4 * size / 1e6:.0f} MB more are needed"
         ) from None
 
 
+def zeros_like(tensors: Collection[Tensor], room: Room) -> list[Tensor]:
+    """Zeros of the shapes and types of these, in one such vector."""
+    sizes = [math.ceil(tensor.nbytes / ALIGNED) * ALIGNED // 4 for tensor in tensors]
+    return [
+        part.view(torch.uint8)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for part, tensor in zip(room(sum(sizes)).split(sizes), tensors, strict=True)
+    ]
+
+
+def placed_together(tensors: Collection[Tensor], room: Room) -> list[Tensor]:
+    """Copies of tensors of any types there, in one vector."""
+    return [own.copy_(tensor.detach()) for own, tensor in zip(zeros_like(tensors, room), tensors, strict=True)]
+
+
 def placed(tensor: Tensor, room: Room) -> Tensor:
     """A copy of a tensor of any type there; of a small one anywhere."""
     if tensor.numel() < SMALL_TENSOR or room is shared_zeros:
         return tensor.detach().clone()
-    size = tensor.numel() * tensor.element_size()
-    own = room(math.ceil(size / 4)).view(torch.uint8)[:size].view(tensor.dtype).view(tensor.shape)
-    return own.copy_(tensor.detach())
+    return placed_together([tensor], room)[0]
 
 
 class SharedVector:

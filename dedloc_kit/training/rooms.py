@@ -1,9 +1,13 @@
-"""Where the coordinator of a pipeline has the states of its stages, whatever its memory."""
+"""Where a coordinator has the states of a pipeline's stages, and experts, whatever its memory."""
 
 import logging
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from dedloc_kit.errors import UserError
 from dedloc_kit.training.flat import Room, shared_zeros, zeros_on_disk
 
 BYTES_PER_PARAMETER = 16
@@ -31,3 +35,12 @@ class Rooms:
         self._left = 0.0
         _log.warning("%.1f MB of a stage do not fit the memory and lie in %s", size / 1e6, self._folder)
         return partial(zeros_on_disk, self._folder)
+
+
+def zeros_despite_a_full_disk(folder: Path, size: int) -> Tensor:
+    """As `zeros_on_disk`; of a full disk there is a warning, and they are in memory: whoever answers others goes on."""
+    try:
+        return zeros_on_disk(folder, size)
+    except UserError as error:
+        _log.warning("%s; until then it is in memory", error)
+        return torch.zeros(size)

@@ -110,6 +110,12 @@ class TrainingState:
         self._listener: Callable[[], None] = lambda: None
         self._take_sketch()
 
+    def another(
+        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer]
+    ) -> "TrainingState":
+        """One that has taken no step, in the same room."""
+        return type(self)(model, make_optimizer, self.run, self.room)
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Let somebody be told, in the thread that has changed them, whenever these are other parameters."""
         self._listener = listener

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dedloc_kit.dashboard.server import Dashboard
@@ -86,6 +87,15 @@ def test_a_containers_limits_count_cgroup_1(groups: Path) -> None:
     assert cores() == 1
     limits(cpu, cpu__cfs_quota_us=-1)
     assert cores() == len(os.sched_getaffinity(0))
+
+
+def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch, groups: Path) -> None:
+    (groups / "proc").write_text("")
+    used = psutil.Process().memory_info().data
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (used + 10**6, used + 10**6))
+    total, free = survey._memory()
+    assert total == used + 10**6
+    assert 0 <= free <= 2 * 10**6
 
 
 def test_gpus_are_found_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_data_that_only_this_machine_has_is_pointed_out() -> None:
     assert not any("elsewhere" in line for line in describe(tiny_run(), rehearsed))
     mixed = "\n".join(describe(mixed_run(), rehearsed))
     assert "6 networks of 0.0 million parameters in all" in mixed
-    assert "holds what they do not: up to 48.4 kB of memory there" in mixed
+    assert "holds what they do not: up to 48.4 kB on its disk" in mixed
     drawing = local.task.model_copy(update={"pictures": {}})
     drawn = "\n".join(describe(local.model_copy(update={"task": drawing}), rehearsed))
     assert "dedloc images RUN.toml --shards --push" in drawn

@@ -1,6 +1,6 @@
 """States of stages that lie on the disk."""
 
-import threading
+import os
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +12,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Receipt
 from dedloc_kit.swarm.network.host import _give_back_freed
 from dedloc_kit.training.checkpoint import Checkpoints
-from dedloc_kit.training.flat import Room, placed, shared_zeros, zeros_on_disk
+from dedloc_kit.training.flat import Room, placed, placed_together, shared_zeros, zeros_on_disk
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.rooms import BYTES_PER_PARAMETER, Rooms
+from dedloc_kit.training.rooms import BYTES_PER_PARAMETER, Rooms, zeros_despite_a_full_disk
 from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import TrainingState
+from tests.peak import Peak
 from tests.tiny import tiny_run
 
 STAGES, LAYERS, WIDTH = 8, 4, 512
@@ -38,30 +39,6 @@ def staged(room: Room) -> StagedState:
         return state
 
     return StagedState(RUN, whole, [stage(number) for number in range(STAGES)])
-
-
-def held() -> int:
-    """Bytes that no file has."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return sum(1024 * int(status[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-
-
-class Peak(threading.Thread):
-    """The most that was held at any of many moments, beyond what was held before."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._most = self._before = held()
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        while not self._over.wait(0.002):
-            self._most = max(self._most, held())
-
-    def end(self) -> int:
-        self._over.set()
-        self.join()
-        return max(self._most, held()) - self._before
 
 
 def test_all_that_a_coordinator_does_with_a_state_takes_less_memory_than_a_third_of_it(tmp_path: Path) -> None:
@@ -106,3 +83,32 @@ def test_a_tensor_of_any_type_is_the_same_there(tmp_path: Path, dtype: torch.dty
 def test_a_disk_without_room_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not fit into"):
         zeros_on_disk(tmp_path, 2**58)
+
+
+def test_what_is_placed_together_is_in_one_vector_and_begins_where_it_is_computed_fast() -> None:
+    tensors = [torch.tensor(3.0), torch.arange(5, dtype=torch.int8), torch.ones(2, 3, dtype=torch.float64)]
+    sizes = list[int]()
+
+    def room(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return torch.zeros(size)
+
+    copies = placed_together(tensors, room)
+    assert len(sizes) == 1
+    assert all(torch.equal(copy, tensor) for copy, tensor in zip(copies, tensors, strict=True))
+    assert not any(copy.data_ptr() % 64 for copy in copies)
+
+
+def test_as_many_vectors_as_there_are_experts_keep_no_file_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    vectors = [zeros_on_disk(tmp_path, 1000) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert sum(map(len, vectors)) == 50_000
+
+
+def test_where_the_disk_is_full_it_goes_on_in_memory_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").touch()
+    assert zeros_despite_a_full_disk(tmp_path / "full", 5).tolist() == [0.0] * 5
+    assert "does not fit into" in caplog.text

@@ -27,6 +27,7 @@ from dedloc_kit.swarm.network.service import Service, Stream, decode, encode
 from dedloc_kit.swarm.remote.tensors import (
     Exponent,
     Form,
+    fill,
     receive_content,
     receive_tensor,
     scaled,
@@ -37,6 +38,7 @@ from dedloc_kit.swarm.remote.tensors import (
 )
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
 from dedloc_kit.training.accumulator import MAX_STALENESS
+from dedloc_kit.training.flat import Room, zeros_like
 
 MAX_WANTED_BYTES = 80_000
 STREAMS_EACH, STREAMS = 8, 64
@@ -110,10 +112,11 @@ class Coder:
 
     :param like: tensors of the shapes and types of any expert's
     :param form: in which means travel
+    :param room: where experts lie that come
     """
 
-    def __init__(self, like: Mapping[str, Tensor], width: int, form: Form) -> None:
-        self._like, self._width, self._form = dict(like), width, form
+    def __init__(self, like: Mapping[str, Tensor], width: int, form: Form, room: Room = torch.zeros) -> None:
+        self._like, self._width, self._form, self._room = dict(like), width, form, room
         self.size = sum(each.numel() for name, each in like.items() if name.startswith("model."))
         """Of a mean."""
 
@@ -138,17 +141,21 @@ class Coder:
 
     async def receive_state(self, stream: Stream) -> dict[str, Tensor]:
         """Raises as `Stream.receive`; nobody has looked at the numbers."""
-        found = {}
-        for name, like in self._like.items():
-            content = await receive_content(stream, like.nbytes)
-            found[name] = torch.frombuffer(content, dtype=like.dtype).view(like.shape)
+        found = dict(zip(self._like, zeros_like(self._like.values(), self._room), strict=True))
+        for tensor in found.values():
+            await fill(stream, _bytes_of(tensor))
         return found
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    content: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(content)
 
 
 async def send_state(stream: Stream, tensors: Mapping[str, Tensor]) -> None:
     """Raises OSError."""
     for tensor in tensors.values():
-        await send_content(stream, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+        await send_content(stream, _bytes_of(tensor))
 
 
 async def send_sums(stream: Stream, head: GivenHead | ToldHead, sums: Mapping[int, Tensor]) -> None:

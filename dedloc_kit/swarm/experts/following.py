@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
@@ -47,6 +49,8 @@ class Following:
     def __init__(self, keeping: Keeping, opener: Opener, coder: Coder) -> None:
         self._keeping, self._names, self._opener, self._coder = keeping, keeping.names, opener, coder
         self._numbers = {name: number for number, name in enumerate(keeping.names)}
+        # One thread for all that takes as much memory as an expert: each thread's allocator keeps what was freed there.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="experts that come")
         self.live: set[ExpertName] = set()
         self.arriving: set[ExpertName] = set()
         self.moved: set[ExpertName] = set()
@@ -66,8 +70,8 @@ class Following:
                         if head.step != step or not head.here:
                             raise ValueError("an expert of another step")
                         tensors = await listening.heard(self._coder.receive_state(stream))
-                        await asyncio.to_thread(self._keeping.bank.check, name, tensors)
-                        await asyncio.to_thread(take, name, (tensors, step))
+                        await self._apart(self._keeping.bank.check, name, tensors)
+                        await self._apart(take, name, (tensors, step))
 
     async def follow(self, peer: str, names: Sequence[ExpertName]) -> None:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""
@@ -100,8 +104,8 @@ class Following:
                 raise ValueError("an expert that is here already")
             if head.here:
                 tensors = await listening.heard(self._coder.receive_state(stream))
-                await asyncio.to_thread(keeping.bank.check, name, tensors)
-                await asyncio.to_thread(keeping.hold, name, (tensors, head.step))
+                await self._apart(keeping.bank.check, name, tensors)
+                await self._apart(keeping.hold, name, (tensors, head.step))
             elif held.get(name) != head.step + 1:
                 raise ValueError("an expert that is not here is not sent")
             self.live.add(name)
@@ -117,11 +121,11 @@ class Following:
             raise ValueError("of an expert that has not come")
         if isinstance(head, StepHead):
             mean = await listening.heard(self._coder.receive_mean(stream, head.exponent))
-            await asyncio.to_thread(keeping.follow, name, head.step, mean, head.rate)
+            await self._apart(keeping.follow, name, head.step, mean, head.rate)
             return set()
         assert isinstance(head, GivenHead)
         sums = await listening.heard(self._coder.receive_sums(stream, head.sums))
-        await asyncio.to_thread(keeping.keep, name, sums)
+        await self._apart(keeping.keep, name, sums)
         self.live.discard(name)
         return {name}
 
@@ -138,6 +142,9 @@ class Following:
                         except OSError:
                             self._keeping.add(name, sums)
                             raise
+
+    async def _apart(self, work: Callable[..., object], *given: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given))
 
     def _check_asked(self, head: Head, names: Collection[ExpertName]) -> None:
         """Raises ValueError if this is of another expert."""

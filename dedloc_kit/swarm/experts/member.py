@@ -130,7 +130,7 @@ class ExpertMember:
             copies: CopyService | None = None
             if self._held is not None:
                 turns, keeping = Turns(), self._held.keeping
-                coder = Coder(keeping.bank.like(), self._settings.width, self._form)
+                coder = Coder(keeping.bank.like(), self._settings.width, self._form, keeping.bank.experts_room)
                 keeping.tell_in(coder.code)
                 copies = CopyService(keeping, coder, self._may_hold)
                 service = ExpertService(

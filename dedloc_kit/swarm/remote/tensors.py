@@ -137,9 +137,15 @@ async def send_content(stream: Stream, content: memoryview, seconds: float = SEN
 
 async def receive_content(stream: Stream, size: int) -> bytearray:
     """So many of them; raises as `Stream.receive`."""
-    content, filled = bytearray(size), 0
-    while filled < size:
-        piece = await stream.receive(min(MESSAGE_BYTES, size - filled))
+    content = bytearray(size)
+    await fill(stream, memoryview(content))
+    return content
+
+
+async def fill(stream: Stream, content: memoryview) -> None:
+    """The same to where they are to lie."""
+    filled = 0
+    while filled < len(content):
+        piece = await stream.receive(min(MESSAGE_BYTES, len(content) - filled))
         content[filled : filled + len(piece)] = piece
         filled += len(piece)
-    return content

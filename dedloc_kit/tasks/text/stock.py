@@ -5,6 +5,9 @@ has the same scores, and the softmax over the chosen experts is that over all, d
 """
 
 import inspect
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
 from dedloc_kit.run import ExpertsConfig
 from dedloc_kit.tasks.text.architecture import DECODERS, check_scores, tried
+from dedloc_kit.training.flat import Room, zeros_like, zeros_on_disk
 
 _STOCK = {"llama": "qwen2_moe", "qwen2": "qwen2_moe", "qwen3": "qwen3_moe"}
 """What has the same attention, and experts in those layers that one names."""
@@ -33,19 +37,26 @@ def why_not_stock(architecture: str) -> str:
     )
 
 
-def stock(model: Any, settings: ExpertsConfig) -> nn.Module:
+def stock(model: Any, settings: ExpertsConfig, folder: Path) -> nn.Module:
     """A model of transformers that tells the same as one with experts, to which `Frozen` ones are connected.
 
-    Raises UserError if transformers has none.
+    It shares the other tensors of the model; its experts, which may be more than the memory holds, lie on the disk of
+    that folder. Raises UserError if transformers has none.
     """
     if why := why_not_stock(model.config.model_type):
         raise UserError(why)
     theirs = _STOCK[model.config.model_type]
-    with torch.random.fork_rng(devices=[]):  # what it draws is replaced
+    with torch.device("meta"):  # in no memory: all of it is replaced
         made: Any = DECODERS.automatic.from_config(_config(model, settings, theirs), dtype=torch.float32).eval()
     try:
-        made.load_state_dict(_tensors(model, made))
-    except RuntimeError as error:
+        made.load_state_dict(_tensors(model, made, partial(zeros_on_disk, folder)), assign=True)
+        for name, buffer in model.named_buffers():  # what no state has, of positions
+            owner, _, own = name.rpartition(".")
+            setattr(made.get_submodule(owner), own, buffer)
+        made.tie_weights()
+        if lacking := [name for name, each in chain(made.named_parameters(), made.named_buffers()) if each.is_meta]:
+            raise RuntimeError(f"it has {lacking[0]}")
+    except (RuntimeError, AttributeError) as error:
         told = " ".join(str(error).split())[:200]
         raise UserError(f"transformers' {theirs} is not this {model.config.model_type} ({told})") from None
     ids = torch.arange(_TRIED_TOKENS)[None] % made.config.vocab_size
@@ -73,29 +84,35 @@ def _config(model: Any, settings: ExpertsConfig, theirs: str) -> Any:
     return config_class(**inherited | {key: value for key, value in experts.items() if key in known})
 
 
-def _tensors(model: Any, made: Any) -> dict[str, Tensor]:
+def _tensors(model: Any, made: Any, room: Room) -> dict[str, Tensor]:
     """All of a model's, by the names of the other one."""
     prefix_of = {id(module): f"{name}." for name, module in model.named_modules()}
     mixtures = {prefix_of[id(mixture)]: mixture for mixture in mixtures_of(model)}
     own = {name: each for name, each in model.state_dict().items() if not name.startswith(tuple(mixtures))}
     of_mixtures: dict[str, Tensor] = {}
     for prefix, mixture in mixtures.items():
-        of_mixtures |= {f"{prefix}{name}": each for name, each in _of_mixture(mixture).items()}
+        of_mixtures |= {f"{prefix}{name}": each for name, each in _of_mixture(mixture, room).items()}
     # Where all tokens go to one more expert, that is nothing.
-    shared = {name: torch.zeros_like(each) for name, each in made.state_dict().items() if "shared_expert" in name}
+    shared = {name: torch.zeros(each.shape) for name, each in made.state_dict().items() if "shared_expert" in name}
     return own | of_mixtures | shared
 
 
-def _of_mixture(mixture: Mixture) -> dict[str, Tensor]:
+def _of_mixture(mixture: Mixture, room: Room) -> dict[str, Tensor]:
     experts, gate = mixture.link.experts, mixture.gate
     assert isinstance(experts, Frozen), "a model that is written has its experts here"
     rows, columns = len(gate.rows), len(gate.columns)
     networks = [
         experts.networks[ExpertName(mixture.layer, row, column)] for row in range(rows) for column in range(columns)
     ]
+    hidden, width = networks[0].gate.shape
+    shapes = (len(networks), 2 * hidden, width), (len(networks), width, hidden)
+    gates_and_ups, downs = zeros_like([torch.empty(shape, device="meta") for shape in shapes], room)
     with torch.no_grad():
+        for each, gate_and_up, down in zip(networks, gates_and_ups, downs, strict=True):
+            torch.cat([each.gate, each.up], out=gate_and_up)
+            down.copy_(each.down)
         return {
             "gate.weight": (gate.rows[:, None] + gate.columns[None]).flatten(0, 1),
-            "experts.gate_up_proj": torch.stack([torch.cat([each.gate, each.up]) for each in networks]),
-            "experts.down_proj": torch.stack([each.down.detach() for each in networks]),
+            "experts.gate_up_proj": gates_and_ups,
+            "experts.down_proj": downs,
         }

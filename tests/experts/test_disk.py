@@ -1,0 +1,98 @@
+"""The organizer's machine has all experts of a run, of which its memory holds few."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dedloc_kit.experts.bank import Bank
+from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.mixture import Mixture
+from dedloc_kit.experts.state import MixedState, Take
+from dedloc_kit.experts.stored import Stored
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.network.host import _give_back_freed
+from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.flat import placed_together, zeros_on_disk
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.state import SharedOptimizer
+from tests.experts.mixed_states import receipt
+from tests.peak import Peak
+from tests.tiny_mixed import mixed_run
+
+WIDTH, HIDDEN, GRID = 128, 512, (4, 8)
+STATE_BYTES = 12 * 3 * WIDTH * HIDDEN * GRID[0] * GRID[1]
+"""Of weights and moments."""
+
+
+def run_of(width: int, hidden: int) -> RunConfig:
+    experts = {"layers": [0], "grid": list(GRID), "width": width, "hidden": hidden}
+    return mixed_run(
+        experts=experts, optimizer={"name": "adamw", "learning_rate": 0.01, "warmup_steps": 0, "total_steps": 100}
+    )
+
+
+def state_of(run: RunConfig, folder: Path) -> MixedState:
+    assert run.experts is not None
+
+    def optimizer(model: nn.Module) -> SharedOptimizer:
+        return build_optimizer(run.optimizer, [{"params": list(model.parameters()), "weight_decay": 0.0}])
+
+    made = MixedState(Mixture(0, run.experts, 0), optimizer, run, experts_room=partial(zeros_on_disk, folder))
+    made.bank.hold_all()
+    return made
+
+
+def all_that_an_organizer_does(run: RunConfig, folder: Path) -> None:
+    assert run.experts is not None
+    inputs, disk, kept = torch.ones(4, run.experts.width), folder / "experts", Checkpoints(folder / "checkpoints")
+    state, stored = state_of(run, disk), Stored(disk, run.run_id)
+
+    def fetch(names: Sequence[ExpertName], step: int, take: Take) -> None:
+        """Nobody has learned anything meanwhile."""
+        for name in names:
+            known = stored.get(name)
+            assert known is not None
+            tensors = dict(zip(known[0], placed_together(known[0].values(), state.bank.experts_room), strict=True))
+            state.bank.check(name, tensors)
+            take(name, (tensors, step))
+
+    state.have_hosts(fetch, lambda: None, stored)
+    with counting(Microbatch(1, 10)):
+        answers = state.bank.forward(0, {name.cell: inputs for name in state.bank.names}, keep=True)
+    state.bank.backward(0, answers.ticket, dict.fromkeys(answers.outputs, inputs))
+    state.apply(torch.ones(state.layout.size), receipt(1))
+    state.take(1, 40)
+    for name in state.bank.names:  # a host takes it over
+        assert state.keeping.followed_by(name, id) is not None
+        state.keeping.give(name, id)
+        state.keeping.drop(name)
+    state.apply(torch.ones(state.layout.size), receipt(2))
+    kept.save(*state.copy())
+    measured = state.snapshot()[0](inputs)
+    found = kept.newest()
+    assert found is not None
+    again = state_of(run, disk)
+    again.load_named(*found)
+    assert torch.equal(again.snapshot()[0](inputs), measured)
+
+
+def test_of_all_that_an_organizer_does_with_experts_nothing_takes_as_much_memory_as_a_third_of_them(
+    tmp_path: Path,
+) -> None:
+    all_that_an_organizer_does(run_of(8, 8), tmp_path / "small")  # libraries take some
+    _give_back_freed()
+    peak = Peak()
+    peak.start()
+    all_that_an_organizer_does(run_of(WIDTH, HIDDEN), tmp_path / "large")
+    assert peak.end() < STATE_BYTES / 3
+
+
+def test_an_expert_that_lies_on_the_disk_is_the_one_that_a_host_makes(tmp_path: Path) -> None:
+    run = run_of(8, 8)
+    made, host = state_of(run, tmp_path).bank, Bank(run)
+    name = made.names[-1]
+    host.hold([name])
+    assert all(torch.equal(each, made.state(name)[0][key]) for key, each in host.state(name)[0].items())
