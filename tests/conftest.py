@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,34 +35,6 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forked from one process that has imported what they need; a module that is about how they begin has
     a fixture of this name that does nothing."""
     monkeypatch.setattr(worker, "_start", fork_server.worker_process)
-
-
-_made: list[bytes] = []
-"""Keys that peers of this process have had."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def keys_again() -> Iterator[None]:
-    """Peers of one module have a key each, those of the next one the same ones: to make one takes seventy
-    milliseconds of a core."""
-    if "hivemind" not in sys.modules:  # nor is it imported for this
-        yield
-        return
-    from hivemind.p2p import P2P
-
-    numbers, make = count(), P2P.generate_identity
-
-    def taken(path: str) -> None:
-        if (number := next(numbers)) == len(_made):
-            make(path)
-            _made.append(Path(path).read_bytes())
-        else:
-            Path(path).write_bytes(_made[number])
-            Path(path).chmod(0o400)  # as hivemind does
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(P2P, "generate_identity", staticmethod(taken))
-        yield
 
 
 @pytest.fixture(autouse=True)
