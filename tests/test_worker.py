@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit import worker
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left
 from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.worker import KEPT_MEMORY, Worker, coordinator_job
+from tests import fork_server
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -64,10 +66,23 @@ def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: 
     wait_until(lambda: not processes_of(worker), "the worker outlived its starter")
 
 
-def test_a_killed_worker_leaves_no_process_and_its_end_is_reported(tmp_path: Path) -> None:
+def test_a_worker_keeps_memory_for_the_next_microbatch_hears_no_interrupt_and_once_killed_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in KEPT_MEMORY:
+        monkeypatch.delenv(name, raising=False)  # what somebody has set prevails
     with Swarm(tiny_run(), tmp_path) as swarm:
         coordinator = swarm.coordinator()
         session = coordinator.worker.pid
+        environment = Path(f"/proc/{session}/environ").read_bytes().split(b"\0")
+        for name, value in KEPT_MEMORY.items():
+            assert f"{name}={value}".encode() in environment
+        assert os.getpgid(session) != os.getpgid(0), "an interrupt of the starter does not reach it"
+        os.kill(session, signal.SIGINT)
+        volunteer = swarm.volunteer("volunteer", microbatch=32)
+        volunteer.wait_for_step(1)
+        assert volunteer.worker.stop() == 0
+        assert volunteer.wait_for(Left).session_samples > 0
         os.kill(session, signal.SIGKILL)  # the role alone: its children must be found by the guardian
         failed = coordinator.wait_for(Failed)
         assert "SIGKILL" in failed.text
@@ -75,37 +90,18 @@ def test_a_killed_worker_leaves_no_process_and_its_end_is_reported(tmp_path: Pat
         wait_until(lambda: not processes_of(session), "a process of the killed worker is left")
 
 
-def test_an_interrupt_of_the_starter_does_not_reach_the_worker(tmp_path: Path) -> None:
-    with Swarm(tiny_run(), tmp_path) as swarm:
-        coordinator = swarm.coordinator()
-        assert os.getpgid(coordinator.worker.pid) != os.getpgid(0)
-        os.kill(coordinator.worker.pid, signal.SIGINT)
-        volunteer = swarm.volunteer("volunteer", microbatch=32)
-        volunteer.wait_for_step(1)
-        assert volunteer.worker.stop() == 0
-        assert volunteer.wait_for(Left).session_samples > 0
-        assert coordinator.worker.stop() == 0
-
-
-def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path) -> None:
+def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_start", fork_server.worker_process)  # here it does not matter how it began
     events: list[AnyEvent] = []
     peer = CoordinatorConfig(folder=tmp_path / "peer", host="127.0.0.1")
-    worker = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
-    assert worker.wait(60.0) == 2
+    one = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
+    assert one.wait(60.0) == 2
     assert isinstance(events[-1], Failed)
     assert events[-1].text == "there is no task 'tiny'; choose one of: albert, causal, encoder, swav, text-to-image"
     assert not any(isinstance(event, Joined) for event in events)
 
 
-def test_a_worker_keeps_the_memory_of_a_microbatch_for_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in KEPT_MEMORY:
-        monkeypatch.delenv(name, raising=False)  # what somebody has set prevails
-    with Swarm(tiny_run(), tmp_path) as swarm:
-        environment = Path(f"/proc/{swarm.coordinator().worker.pid}/environ").read_bytes().split(b"\0")
-    for name, value in KEPT_MEMORY.items():
-        assert f"{name}={value}".encode() in environment
+def test_what_keeps_memory_does() -> None:
     faults = [
         int(subprocess.run([sys.executable, "-c", MICROBATCHES], env=env, check=True, capture_output=True).stdout)
         for env in ({**os.environ}, {**os.environ, **KEPT_MEMORY})

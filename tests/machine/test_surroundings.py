@@ -19,6 +19,7 @@ from dedloc_kit.machine.home import home
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.machine.surroundings import obstacles
 from dedloc_kit.worker import Worker
+from tests.fork_server import said_by
 
 ADDRESS = "http://run.example.org:8000"
 
@@ -63,9 +64,7 @@ def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() ->
         for more, works in ((0, True), (1, False)):
             folder = Path(base) / ("x" * (surroundings.MAX_TEMPORARY + more - len(base) - 1))
             folder.mkdir()
-            environment = {**os.environ, "TMPDIR": str(folder)}
-            done = subprocess.run([sys.executable, "-c", share], env=environment, capture_output=True)
-            assert (done.returncode == 0) is works
+            said_by(share, returncode=0 if works else 1, TMPDIR=str(folder))
 
 
 def test_little_shared_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

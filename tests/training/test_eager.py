@@ -1,5 +1,4 @@
-import subprocess
-import sys
+from tests.fork_server import said_by
 
 CODE = """
 import sys
@@ -22,5 +21,4 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_a_volunteer_of_a_plain_model_never_waits_for_torchs_compiler_to_be_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
-    assert done.stdout == "False\n", done.stderr
+    assert said_by(CODE) == "False\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers.utils.hub import hf_api
 
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
@@ -106,6 +107,12 @@ def test_a_model_of_the_hub_is_begun_with_as_of_its_commit(folder: Path, hub: Lo
     assert run.fingerprint != other.fingerprint
     with pytest.raises(UserError, match=r"cannot be used \(it names no model_type\)"):
         create_task(other)
+
+
+def test_each_test_has_a_hub_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch, loopback_hub(patch, tmp_path) as hub:
+            assert hf_api().endpoint == hub.url
 
 
 def test_a_new_vocabulary_begins_far_better_than_chance(folder: Path, hub: LoopbackHub) -> None:
