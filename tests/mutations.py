@@ -490,7 +490,7 @@ MUTATIONS = (
     Mutation(
         "the organizer's experts are in its memory",
         "swarm/peer.py",
-        'MixedState(*made, partial(zeros_despite_a_full_disk, peer.folder / "experts"))',
+        'MixedState(*made, partial(zeros_despite_a_full_disk, self.peer.folder / "experts"))',
         "MixedState(*made)",
         "tests/test_mixing.py -k one_plain_loop",
     ),
@@ -1309,8 +1309,8 @@ MUTATIONS = (
     Mutation(
         "a stage peer whose line breaks has lost everything",
         "swarm/pipeline/client.py",
-        "if self._said == before:",
-        "if True:",
+        " or self._said == before:",
+        " or True:",
         "tests/swarm/pipeline/test_driver.py -k line_alone_breaks",
     ),
     Mutation(
@@ -2184,7 +2184,7 @@ MUTATIONS = (
     Mutation(
         "a tensor brings as many bytes as it likes",
         "swarm/remote/tensors.py",
-        "min(MESSAGE_BYTES, size - filled)",
+        "min(MESSAGE_BYTES, len(content) - filled)",
         "MESSAGE_BYTES",
         "tests/swarm/remote/test_tensors.py -k more_bytes",
     ),
@@ -3101,7 +3101,7 @@ MUTATIONS = (
     Mutation(
         "of a missed average only the values are compared",
         "swarm/transfer/contents.py",
-        'hashlib.sha256(len(content.metadata).to_bytes(8, "big") + content.metadata)',
+        'hashlib.sha256(len(self.metadata).to_bytes(8, "big") + self.metadata)',
         "hashlib.sha256()",
         "tests/swarm/hostile/test_catchup.py -k whatever_of_it",
     ),
