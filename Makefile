@@ -8,13 +8,13 @@ BENCHMARKS := collaboration allreduce convergence recovery joining first_sample 
 
 install: .venv/.installed
 
-# The stamp: pip runs once, and again when the project's or the pinned dependencies change. It would compile all that it
+# The stamp: pip runs once, and again when the project's or the pinned dependencies change. It would compile all it
 # installs on one core, for two minutes; and where Python may write no bytecode every process would compile anew.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo 'Installing into .venv; this takes a few minutes, once.'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	-@$(BIN)/python -m compileall -qq -j 0 .venv/lib
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@
 
 demo: install
