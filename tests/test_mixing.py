@@ -28,7 +28,7 @@ TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
 def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_plain_loop(tmp_path: Path) -> None:
     run = mixed_run()
     with Swarm(run, tmp_path) as swarm:
-        coordinator = swarm.coordinator(until_step=STEPS, task_module=TASKS, evaluate_every=1)
+        coordinator = swarm.coordinator(until_step=STEPS, task_module=PATIENT, evaluate_every=1)
         volunteers = [
             swarm.volunteer(
                 f"volunteer-{n}",
@@ -36,7 +36,7 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
                 microbatch=n,
                 devices="cpu,cpu" if n == 2 else "cpu",
                 until_step=STEPS,
-                task_module=TASKS,
+                task_module=PATIENT,
             )
             for n in (2, 3)
         ]
