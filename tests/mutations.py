@@ -5014,10 +5014,10 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_begun.py -k less_than",
     ),
     Mutation(
-        "the average of nothing is not there",
+        "the average of nothing is something",
         "swarm/averaging/reducing.py",
-        "for number in numbers if self._plan.one_row else ():",
-        "for number in ():",
+        "self._room(self._sum, number).zero_()",
+        "self._room(self._sum, number).fill_(1.0)",
         "tests/swarm/averaging/test_allreduce.py -k of_none",
     ),
     Mutation(
