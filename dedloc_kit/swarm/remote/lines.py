@@ -50,7 +50,7 @@ class Line:
 
     async def close(self, broken: BaseException | None = None) -> None:
         """:param broken: with what the stream has, which whoever opens it again has to know"""
-        if isinstance(broken, OSError):
+        if isinstance(broken, OSError) and not self._over.done():  # it is where all has been cancelled
             self._over.set_exception(broken)
         else:
             self._held.cancel()
