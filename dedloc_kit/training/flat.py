@@ -7,6 +7,7 @@ import mmap
 import multiprocessing
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,26 @@ ALIGNED = 64
 """Bytes; what begins elsewhere is computed more slowly, and may be rounded otherwise."""
 CHUNK = 2**17
 """Values that travel in one message at most: small enough to overlap sending, adding up and encoding."""
+
+
+class Scratch(threading.local):
+    """Room for float32 numbers, for each thread its own, kept from use to use.
+
+    Memory that is new each time can cost more than the arithmetic: the system hands it out page by page, cleared.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)
+
+    def of(self, size: int, device: torch.device) -> Tensor:
+        """So many, whose content is that of the last use."""
+        if self._room.numel() < size or self._room.device != device:
+            self._room = torch.empty(size, device=device)
+        return self._room[:size]
+
+    def like(self, values: Tensor) -> Tensor:
+        """A tensor of the same shape."""
+        return self.of(values.numel(), values.device).view(values.shape)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 An all-reduce works on chunks of one flat float32 vector, each of which becomes a message.
 """
 
-import threading
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -14,27 +13,13 @@ from hivemind.proto import runtime_pb2
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dedloc_kit.training.flat import Scratch
+
 LARGEST = 2.0**100
 """The largest absolute value that a chunk may hold. No gradient that was computed comes near it, for the square of its
 norm is finite. Neither rounding nor a sum over the members, weighted by as many samples as anyone may claim, can carry
 such numbers to infinity: the reducer that adds them up would seem to be at fault."""
 _TINIEST = 2.0**-100  # blocks of still smaller numbers travel as zeros: their scale's inverse would be infinite
-
-
-class Scratch(threading.local):
-    """Room for one chunk, for each thread its own, kept from call to call.
-
-    Memory that is new each time can cost more than the arithmetic: the system hands it out page by page, cleared.
-    """
-
-    def __init__(self) -> None:
-        self._room = torch.empty(0)
-
-    def like(self, values: Tensor) -> Tensor:
-        """A float32 tensor of the same shape, whose content is that of the last use."""
-        if self._room.numel() < values.numel():
-            self._room = torch.empty(values.numel())
-        return self._room[: values.numel()].view(values.shape)
 
 
 _scratch = Scratch()

@@ -7,9 +7,9 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.codec import Codec
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Scratch
+from dedloc_kit.swarm.averaging.compression import ChunkCompression
 from dedloc_kit.swarm.trust.pledge import Sealed
-from dedloc_kit.training.flat import FlatLayout, Room, untouched_zeros
+from dedloc_kit.training.flat import FlatLayout, Room, Scratch, untouched_zeros
 
 
 class Feedback:

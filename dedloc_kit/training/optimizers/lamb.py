@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.training.flat import Scratch
 from dedloc_kit.training.optimizers.layerwise import LayerwiseOptimizer, blockwise_norm
+
+_scratch = Scratch()
+"""Of all: a host of experts has as many of these optimizers."""
 
 
 class Lamb(LayerwiseOptimizer):
@@ -45,9 +49,7 @@ class Lamb(LayerwiseOptimizer):
             "weight_decay": weight_decay,
             "max_weight_norm": max_weight_norm,
         }
-        # Room for r + weight_decay x of the largest parameter, or of several small ones; kept, since new memory at each
-        # step would cost more than the arithmetic.
-        self._room = torch.empty(0)
+        self._largest = 0  # of the parameters
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -59,19 +61,20 @@ class Lamb(LayerwiseOptimizer):
                 "exp_avg": torch.zeros_like(param, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
             }
-            if param.numel() > self._room.numel():
-                self._room = torch.empty(param.numel(), dtype=torch.float32, device=param.device)
+            self._largest = max(self._largest, param.numel())
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        for some in _that_fit(params, self._room.numel()):
-            self._update_some(some, group)
+        # For r + weight_decay x of the largest parameter, or of several small ones.
+        room = _scratch.of(self._largest, params[0].device)
+        for some in _that_fit(params, self._largest):
+            self._update_some(some, group, room)
 
-    def _update_some(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_some(self, params: list[Tensor], group: dict[str, Any], room: Tensor) -> None:
         beta1, beta2 = group["betas"]
         states = [self.state[param] for param in params]
         sizes = [param.numel() for param in params]
-        room = self._room[: sum(sizes)].split(sizes)
-        updates = [update.view(param.shape) for update, param in zip(room, params, strict=True)]
+        rooms = room[: sum(sizes)].split(sizes)
+        updates = [update.view(param.shape) for update, param in zip(rooms, params, strict=True)]
         torch._foreach_add_([state["step"] for state in states], 1.0)
         for param, update in zip(params, updates, strict=True):
             torch.mul(param.float(), group["weight_decay"], out=update)

@@ -1,8 +1,6 @@
 """What compression may lose, and what it refuses."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from dedloc_kit.swarm.averaging.compression import (
     ChunkCompression,
     Float16,
     Float32,
-    Scratch,
 )
 from dedloc_kit.swarm.averaging.sparse import Sparse
 
@@ -288,23 +285,3 @@ def test_fewer_bits_in_the_name_are_fewer_bytes_on_the_way() -> None:
     sizes = [total(name) for name in ("none", "float16", "8bit", "4bit", "sparse")]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == 5
-
-
-def test_the_same_memory_is_there_again_in_any_shape_that_fits() -> None:
-    scratch = Scratch()
-    first = scratch.like(torch.zeros(4, 6))
-    assert first.shape == (4, 6)
-    assert scratch.like(torch.zeros(20)).data_ptr() == first.data_ptr()
-    assert scratch.like(torch.zeros(25)).shape == (25,)
-
-
-def test_each_thread_has_memory_of_its_own() -> None:
-    scratch, barrier = Scratch(), Barrier(2)
-
-    def fill(number: float) -> bool:
-        mine = scratch.like(torch.zeros(1000)).fill_(number)
-        barrier.wait(10.0)
-        return bool((mine == number).all())
-
-    with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(fill, (1.0, 2.0)))
