@@ -1372,9 +1372,30 @@ MUTATIONS = (
     Mutation(
         "a silent stage peer is waited for",
         "swarm/pipeline/client.py",
-        "listening = Listening(stream, GONE_SECONDS, GONE_SECONDS)",
+        "listening = Listening(stream, seconds, seconds)",
         "listening = Listening(stream, 600.0, 600.0)",
         "tests/swarm/pipeline/test_driver.py -k silent_peer",
+    ),
+    Mutation(
+        "a stage peer is gone with a line to it that is silent",
+        "swarm/pipeline/client.py",
+        "if not isinstance(error, OSError | EOFError) or",
+        "if not isinstance(error, ConnectionError | EOFError) or",
+        "tests/swarm/pipeline/test_driver.py -k line_alone_falls_silent",
+    ),
+    Mutation(
+        "what a stage peer had counts twice where it was taken for gone and was not",
+        "swarm/pipeline/service.py",
+        "        await self._begin_anew(peer, told.gone)\n",
+        "",
+        "tests/swarm/pipeline/test_driver.py -k was_taken_for_gone",
+    ),
+    Mutation(
+        "a driver has a stage peer begin anew as often as it likes",
+        "swarm/pipeline/service.py",
+        "        self._anew[peer] = now\n",
+        "",
+        "tests/swarm/hostile/test_pipeline.py -k begin_anew",
     ),
     Mutation(
         "a batch is full while a driver begins more for it",

@@ -13,7 +13,7 @@ class LocalNetwork:
         self._services: dict[tuple[str, str], Service] = {}
         self._lines: dict[str, set[Stream]] = {}
         self._between: list[tuple[str, str, Stream]] = []
-        self._named: list[tuple[tuple[str, str, str], Stream]] = []
+        self._named: list[tuple[tuple[str, str, str], Stream, _Writer]] = []
         self._side: frozenset[str] = frozenset()
         self._frozen: set[str] = set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -40,9 +40,15 @@ class LocalNetwork:
 
     def break_lines(self, me: str, peer: str, name: str) -> None:
         """Streams of one peer to this service of another one break; new ones can be opened."""
-        for place, stream in self._named:
+        for place, stream, _ in self._named:
             if place == (me, peer, name):
                 stream.writer.transport.abort()
+
+    def mute_lines(self, me: str, peer: str, name: str) -> None:
+        """What this service of the other one says on these streams goes nowhere; new ones can be opened."""
+        for place, _, writer in self._named:
+            if place == (me, peer, name):
+                writer.muted = True
 
     def part(self, side: Collection[str]) -> None:
         """From now on these reach each other alone, and the others each other; nobody at all: all do again."""
@@ -63,8 +69,9 @@ class LocalNetwork:
         if service is None or (me, name) not in self._services or self._apart(me, peer):
             raise ConnectionError(f"{peer} is not there")
         ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
-        here, there = Stream(*ends[0]), Stream(ends[1][0], _Writer(ends[1][1], self._frozen, peer))
-        self._named.append(((me, peer, name), here))
+        writer = _Writer(ends[1][1], self._frozen, peer)
+        here, there = Stream(*ends[0]), Stream(ends[1][0], writer)
+        self._named.append(((me, peer, name), here, writer))
         self._between += [(me, peer, stream) for stream in (here, there)]
         self._lines.setdefault(me, set()).update({here, there})
         self._lines.setdefault(peer, set()).update({here, there})
@@ -80,7 +87,9 @@ class LocalNetwork:
 
 
 class _Writer:
-    """Writes nothing once its peer is frozen."""
+    """Writes nothing once its peer is frozen or it is muted."""
+
+    muted = False
 
     def __init__(self, writer: asyncio.StreamWriter, frozen: Collection[str], peer: str) -> None:
         self._frozen, self._peer = frozen, peer
@@ -89,7 +98,7 @@ class _Writer:
         self._write = writer.write
 
     def write(self, data: bytes | memoryview, /) -> None:
-        if self._peer not in self._frozen:
+        if self._peer not in self._frozen and not self.muted:
             self._write(data)
 
 

@@ -16,6 +16,7 @@ from dedloc_kit.swarm.pipeline.protocol import (
     Content,
     Cut,
     Held,
+    Told,
     receive_hidden,
     receive_reply,
     send_call,
@@ -28,9 +29,10 @@ from dedloc_kit.swarm.remote.tensors import unscaled
 
 MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
 """Seconds of silence after which a call has failed; see `Listening`."""
-GONE_SECONDS = 10.0
-"""After so long without a word on its own line a stage peer is taken for gone, and what it had is computed again. One
-that stands still for less than that notices earlier: see `member.STILL_SECONDS`."""
+SILENT_SECONDS, AGAIN_SECONDS = 7.0, 3.0
+"""After so long without a word on its own line another one to a stage peer is opened, perhaps by way of others: is that
+not there either, it is taken for gone, and what it had is computed again. One that stands still for less than that
+notices earlier: see `member.STILL_SECONDS`."""
 LONGEST_ANSWER = 600.0
 """Seconds, also for one that says all the time that it is still here."""
 
@@ -66,12 +68,15 @@ class Answered:
 class StageClient:
     """One peer of a stage. Lines to it stay open.
 
+    :param gone: the session in which this driver has taken it for gone before
+    :ivar session: see `Held`; empty before it has said so
     :ivar step: that it holds; -1 before it has said so
     :ivar sketch: of its parameters
     """
 
-    def __init__(self, opener: Opener, peer: str, stage: Cut) -> None:
+    def __init__(self, opener: Opener, peer: str, stage: Cut, gone: str = "") -> None:
         self.peer, self.stage = peer, stage
+        self.session, self._gone = "", gone
         self.step = -1
         self.sketch: tuple[float, ...] = ()
         self._measured: Measured | None = None
@@ -79,27 +84,32 @@ class StageClient:
         self._waiting = 0  # calls that are not done there, as it said last
         self._opener = opener
         self._lines = Lines(opener, peer, StageService, (MIN_PATIENCE, MAX_PATIENCE))
-        self._session = ""
         self._said = 0  # how often it has said what it holds
 
     async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
         """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed,
         of which PeerGone is one.
 
-        A line that breaks is opened again at once: the peer may be there with all that it was sent.
+        A line that breaks or falls silent is opened again at once: the peer may be there with all that it was sent.
 
         :param heard: called when it has said something new
         """
         with _failing():
+            line = await self._line(begun())
             while True:
-                line, before = await Line.open(self._opener, self.peer, FollowingService, encode(begun())), self._said
+                before = self._said
                 try:
                     await self._follow(line.stream, begun, heard)
                 except BaseException as error:
                     await line.close(error)
-                    if not isinstance(error, ConnectionError | EOFError) or self._said == before:
+                    if not isinstance(error, OSError | EOFError) or self._said == before:
                         raise
                     await asyncio.sleep(LOOK_SECONDS)
+                    try:
+                        async with asyncio.timeout(AGAIN_SECONDS):
+                            line = await self._line(begun())
+                    except TimeoutError:
+                        raise error from None
 
     @property
     def hop(self) -> Hop:
@@ -128,25 +138,29 @@ class StageClient:
     async def close(self) -> None:
         await self._lines.close()
 
+    async def _line(self, begun: Begun) -> Line:
+        told = Told(begun=begun, gone="" if self._said else self._gone)
+        return await Line.open(self._opener, self.peer, FollowingService, encode(told))
+
     async def _follow(self, stream: Stream, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
-        telling = asyncio.create_task(_tell(stream, begun))
+        telling, seconds = asyncio.create_task(_tell(stream, begun)), AGAIN_SECONDS if self._said else SILENT_SECONDS
         try:
             while True:
-                listening = Listening(stream, GONE_SECONDS, GONE_SECONDS)
+                listening = Listening(stream, seconds, seconds)
                 held = await listening.heard(stream.receive_record(Held))
-                if held.stage != self.stage.number or held.session != (self._session or held.session):
+                if held.stage != self.stage.number or held.session != (self.session or held.session):
                     raise ValueError("it has lost what it was sent")
                 self._waiting = held.waiting
-                if (held.step, held.sketch, held.session) != (self.step, self.sketch, self._session):
-                    self.step, self.sketch, self._session = held.step, held.sketch, held.session
+                if (held.step, held.sketch, held.session) != (self.step, self.sketch, self.session):
+                    self.step, self.sketch, self.session = held.step, held.sketch, held.session
                     heard()
-                self._said += 1
+                self._said, seconds = self._said + 1, SILENT_SECONDS
         finally:
             telling.cancel()
 
     async def _call(self, call: Call, content: Content) -> Answered:
         async with self._lines.use() as (stream, listening):
-            await send_call(stream, call.model_copy(update={"session": self._session}), content)
+            await send_call(stream, call.model_copy(update={"session": self.session}), content)
             reply = await listening.heard(receive_reply(stream))
             if isinstance(reply, Refused):
                 raise CallRefused(reply)
@@ -173,7 +187,7 @@ async def _tell(stream: Stream, begun: Callable[[], Begun]) -> None:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         if (now := begun()) != told:
-            await stream.send(encode(now))
+            await stream.send(encode(Told(begun=now)))
             told = now
 
 

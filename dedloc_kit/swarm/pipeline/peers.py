@@ -100,6 +100,7 @@ class StagePeers:
         self._barred: dict[str, float] = {}
         self._astray = set[str]()
         self._lost: dict[str, _Lost] = {}
+        self._gone: dict[str, str] = {}  # taken for gone, and in which session
 
     @property
     def step(self) -> int | None:
@@ -210,11 +211,13 @@ class StagePeers:
             self._barred = {peer: until for peer, until in self._barred.items() if until > now}
             offers = self._offers()
             self._lost = {peer: lost for peer, lost in self._lost.items() if peer in offers}
+            self._gone = {peer: session for peer, session in self._gone.items() if peer in offers}
             for peer, offer in offers.items():
                 known = peer in self._clients or peer in self._avoided
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
                     continue
-                client = self._clients[peer] = StageClient(self._opener, peer, self._stages[offer.stage])
+                stage = self._stages[offer.stage]
+                client = self._clients[peer] = StageClient(self._opener, peer, stage, self._gone.get(peer, ""))
                 tasks.create_task(self._follow(client, driving))
             await self._changes.wait(TICK_SECONDS)
 
@@ -248,6 +251,7 @@ class StagePeers:
     async def _follow(self, client: StageClient, driving: Driving) -> None:
         def heard() -> None:
             self._lost.pop(client.peer, None)
+            self._gone.pop(client.peer, None)
             self._compare(client.stage)
             driving.heard(client)
 
@@ -264,4 +268,5 @@ class StagePeers:
         self.avoid(client.peer, AVOIDED_SECONDS)
         await client.close()
         if client.step >= 0:
+            self._gone[client.peer] = client.session
             driving.lost(client)

@@ -4,7 +4,7 @@ A driver opens streams to the service "stage" of a stage peer. On each it sends 
 the stage needs of the batch, then the hidden states that go into it, in a backward call of any stage but the last the
 gradient of what came out of it. Each is answered by an Answer, with hidden states or the gradient of the input behind
 it, or by a Refused, after which the stream is closed. On one more stream, to the service "following", the stage peer
-says which step it holds, and the driver what it has begun.
+says which step it holds (Held), and the driver what it has begun (Told).
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from dedloc_kit.records import Count, Digest, Record, Seconds, Stage
+from dedloc_kit.records import Begun, Count, Digest, Record, Seconds, Stage
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode, encode
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.remote.judging import Refused
@@ -72,7 +72,7 @@ class Call(Record):
     """Of the gradient."""
     adds: bool = True
     """Whether a backward call adds to the stage's gradients; else it is answered, and nothing more."""
-    session: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")] = ""
+    session: Digest = ""
     """For which it is sent, see `Held`: in another one it is refused. Any, if it is empty."""
 
     @property
@@ -104,6 +104,15 @@ class Held(Record):
     """Of the parameters, as in `Progress`."""
     waiting: Count
     """As in an answer. All drivers send calls, so what the last answer said is soon old."""
+
+
+class Told(Record):
+    """What a driver says to a stage peer that it follows."""
+
+    begun: Begun
+    gone: Digest = ""
+    """The session in which the driver has taken this stage peer for gone: what it had sent was computed elsewhere. A
+    stage peer that is still in it begins another one."""
 
 
 Reply = Answer | Refused

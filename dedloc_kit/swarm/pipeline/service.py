@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from dedloc_kit.records import Begun
 from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.pipeline.begun import Drivers
@@ -17,6 +17,7 @@ from dedloc_kit.swarm.pipeline.protocol import (
     Answer,
     Call,
     Held,
+    Told,
     receive_batch,
     receive_hidden,
 )
@@ -35,6 +36,8 @@ LOOK_SECONDS = 0.1
 QUEUE_SECONDS = 0.02
 """For each follower: how seldom all are told that the queue has changed, and nothing else."""
 FOLLOWERS_AT_A_TIME = (2, 256)
+ANEW_SECONDS = 60.0
+"""In which a driver may have this peer begin anew once."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class StageService(Service):
         self.following = FollowingService(self, drivers)
         self._judge = Judge()
         self.rejections = self._judge.rejections
-        self._turns, self._limits, self._form = turns, limits, form
+        self.turns, self._limits, self._form = turns, limits, form
         self._streams = AtATime(limits.streams_each, limits.streams)
         self._calls = AtATime(limits.calls_each, limits.calls)
         self._usual_states, self._usual_gradients = Usual(), Usual()
@@ -79,7 +82,7 @@ class StageService(Service):
     @property
     def waiting(self) -> int:
         """Calls that are not done, one that is being computed included: an idle peer differs from a busy one."""
-        return self._turns.unfinished
+        return self.turns.unfinished
 
     def hold(self, held: StageComputer | None) -> None:
         """What calls get from now on."""
@@ -107,7 +110,7 @@ class StageService(Service):
         held.check(call)  # before it is taken; once more before it is computed
         given = await Listening(stream, SILENT_SECONDS, SILENT_SECONDS).heard(self._given(peer, call, held, stream))
         priority = BACKWARD if call.what == "backward" and call.adds else FORWARD
-        computed = await alive_until(stream, self._turns.run(priority, partial(_computed, held, given)))
+        computed = await alive_until(stream, self.turns.run(priority, partial(_computed, held, given)))
         await self._send(call, computed, stream)
 
     async def _given(self, peer: str, call: Call, held: StageComputer, stream: Stream) -> Given:
@@ -155,6 +158,7 @@ class FollowingService(Service):
         self._stages, self._drivers = stages, drivers
         self._places = AtATime(*FOLLOWERS_AT_A_TIME)
         self._lines: dict[str, Stream] = {}
+        self._anew: dict[str, float] = {}  # when a driver had this peer begin anew
 
     async def serve(self, peer: str, stream: Stream) -> None:
         try:
@@ -165,7 +169,10 @@ class FollowingService(Service):
             raise ConnectionError("too many followers") from None
 
     async def _follow(self, peer: str, stream: Stream) -> None:
+        told = await stream.receive_question(Told)
+        await self._begin_anew(peer, told.gone)
         self._lines[peer] = stream
+        self._drivers.heard(peer, told.begun)
         ways = [asyncio.create_task(way) for way in (self._tell(stream), self._hear(peer, stream))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -193,9 +200,19 @@ class FollowingService(Service):
 
     async def _hear(self, peer: str, stream: Stream) -> None:
         while True:
-            begun = await stream.receive_record(Begun)
+            told = await stream.receive_record(Told)
             if self._lines.get(peer) is stream:
-                self._drivers.heard(peer, begun)
+                self._drivers.heard(peer, told.begun)
+
+    async def _begin_anew(self, peer: str, gone: str) -> None:
+        """If this driver has had computed elsewhere what it had sent here."""
+        held, now = self._stages.held, time.monotonic()
+        self._anew = {driver: at for driver, at in self._anew.items() if now < at + ANEW_SECONDS}
+        if held is None or held.session != gone or peer in self._anew:
+            return
+        _log.warning("%s has taken this peer for gone; what it had of the step is computed again", peer)
+        await self._stages.turns.run(BACKWARD, held.begin_anew)
+        self._anew[peer] = now
 
 
 def _computed(held: StageComputer, given: Given) -> Computed:

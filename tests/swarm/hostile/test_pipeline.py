@@ -22,6 +22,7 @@ from dedloc_kit.swarm.pipeline.protocol import (
     Content,
     Held,
     Reply,
+    Told,
     part_of,
     receive_hidden,
     receive_reply,
@@ -309,12 +310,30 @@ def test_a_stage_peer_that_answers_nonsense_is_left(pipeline: Pipeline, lie: Cal
     assert not pipeline.gone
 
 
+def test_a_driver_has_a_stage_peer_begin_anew_once_in_a_while(pipeline: Pipeline) -> None:
+    """It says that it has taken the peer for gone."""
+    liar, peer = pipeline.network.endpoint("m"), pipeline.peers["1a"]
+    pipeline.endpoint("m")
+    sessions = [peer.session]
+
+    async def lie() -> None:
+        told = Told(begun=Begun(step=0, samples=0, final=True), gone=peer.session)
+        async with liar.open("1a", FollowingService, encode(told)) as stream:
+            sessions.append((await stream.receive_record(Held)).session)
+
+    for _ in range(3):
+        pipeline.run(lie())
+    assert sessions[1:] == 3 * [peer.session]
+    assert sessions[0] != peer.session
+    train(pipeline)
+
+
 def test_a_driver_that_claims_more_than_there_can_be_is_not_waited_for(pipeline: Pipeline) -> None:
     drivers = pipeline.peers["1a"].drivers
     pipeline.endpoint("m")
 
     async def claim(begun: Begun) -> None:
-        async with pipeline.network.endpoint("m").open("1a", FollowingService, encode(begun)) as stream:
+        async with pipeline.network.endpoint("m").open("1a", FollowingService, encode(Told(begun=begun))) as stream:
             await stream.receive_record(Held)
             while drivers._lines.get("m") != begun:
                 await asyncio.sleep(0.01)

@@ -73,7 +73,8 @@ def test_a_driver_that_is_alone_in_its_own_stage_takes_nobody_for_gone(pipeline:
 
 
 def test_who_is_only_silent_is_not_absent(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "GONE_SECONDS", 1.5)
+    monkeypatch.setattr(client, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(client, "AGAIN_SECONDS", 0.5)
     driver = met(pipeline)
     pipeline.cut("1b")
     pipeline.loop.soon(pipeline.network.freeze, "1a")
