@@ -1384,6 +1384,20 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k line_alone_falls_silent",
     ),
     Mutation(
+        "a stage peer that may have added a microbatch keeps it where another one is asked",
+        "swarm/pipeline/driver.py",
+        "                    client.give_up()\n",
+        "                    pass\n",
+        "tests/swarm/hostile/test_pipeline.py -k answers_are_of_no_use",
+    ),
+    Mutation(
+        "a line stays that goes the same way as one that has broken",
+        "swarm/remote/lines.py",
+        "                await self.close()\n",
+        "                pass\n",
+        "tests/swarm/remote/test_lines.py -k same_way",
+    ),
+    Mutation(
         "what a stage peer had counts twice where it was taken for gone and was not",
         "swarm/pipeline/service.py",
         "        await self._begin_anew(peer, told.gone)\n",

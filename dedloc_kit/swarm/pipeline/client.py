@@ -85,6 +85,8 @@ class StageClient:
         self._opener = opener
         self._lines = Lines(opener, peer, StageService, (MIN_PATIENCE, MAX_PATIENCE))
         self._said = 0  # how often it has said what it holds
+        self._followed: Line | None = None
+        self._given_up = False
 
     async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
         """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed,
@@ -97,11 +99,13 @@ class StageClient:
         with _failing():
             line = await self._line(begun())
             while True:
-                before = self._said
+                before, self._followed = self._said, line
                 try:
                     await self._follow(line.stream, begun, heard)
                 except BaseException as error:
                     await line.close(error)
+                    if self._given_up:
+                        raise CallFailed("its calls are not answered") from None
                     if not isinstance(error, OSError | EOFError) or self._said == before:
                         raise
                     await asyncio.sleep(LOOK_SECONDS)
@@ -110,6 +114,12 @@ class StageClient:
                             line = await self._line(begun())
                     except TimeoutError:
                         raise error from None
+
+    def give_up(self) -> None:
+        """Take it for gone, whatever it says on its line."""
+        self._given_up = True
+        if self._followed is not None:
+            self._followed.stream.close()
 
     @property
     def hop(self) -> Hop:

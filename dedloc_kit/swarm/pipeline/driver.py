@@ -34,6 +34,8 @@ FIRST_NUMBER_BITS = 48
 """Numbers begin anywhere: before this driver its peer may have had another one, in the same step."""
 AGAIN_AT_A_TIME = 8
 """Calls of one stage that are made again: what they bring is in memory then."""
+FAILURES = 3
+"""After so many a stage peer counts as gone that may have added a microbatch."""
 REFUSALS = 3
 """After so many a microbatch is given up: who else has made it is not to be found."""
 
@@ -273,8 +275,8 @@ class Driver:
     async def _insist(self, stage: Cut, call: Call, content: Content) -> Answered:
         """Have a call answered, if need be by others; raises Stale or GivenUp.
 
-        Whoever does not answer a backward call may have added the microbatch, and is asked again as long as it is
-        there: it adds it once.
+        Whoever does not answer a backward call may have added the microbatch, and is asked again: it adds it once. If
+        that is of no use it counts as gone.
         """
         refusals, failures, last = 0, 0, ""
         size = content.size + answer_bytes(call, stage, self._settings.form)
@@ -285,7 +287,9 @@ class Driver:
             except CallFailed as failed:
                 _log.debug("stage %d: %s: %s", stage.number, client.peer, failed)
                 failures += 1
-                last = client.peer if call.what == "backward" and failures < REFUSALS else ""
+                last = client.peer if call.what == "backward" and failures < FAILURES else ""
+                if call.what == "backward" and not last:
+                    client.give_up()
                 self._peers.avoid(client.peer, BUSY_SECONDS if last else AVOIDED_SECONDS)
             except CallRefused as refused:
                 if refused.why == "stale" and refused.step > call.step:

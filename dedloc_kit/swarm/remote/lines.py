@@ -77,12 +77,15 @@ class Lines:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[InUse]:
-        """One of them, for as long as this lasts; it is closed if that raises. Raises OSError as `Endpoint.open`."""
+        """One of them, for as long as this lasts; it is closed if that raises, and with it those that go the same way,
+        as it seems, if it breaks or falls silent. Raises OSError as `Endpoint.open`."""
         line, listening = self._idle.pop() if self._idle else await self._new()
         try:
             yield InUse(line.stream, listening)
         except BaseException as error:
             await line.close(error)
+            if isinstance(error, OSError):
+                await self.close()
             raise
         self._idle.append((line, listening))
 

@@ -310,6 +310,26 @@ def test_a_stage_peer_that_answers_nonsense_is_left(pipeline: Pipeline, lie: Cal
     assert not pipeline.gone
 
 
+def test_what_a_peer_had_counts_once_whose_answers_are_of_no_use(pipeline: Pipeline) -> None:
+    """It may have added the microbatch, and has; once it is heard again it begins anew."""
+    liar, lied = pipeline.peers["1b"], list[int]()
+    honest: Callable[[Given], Computed] = liar.compute
+
+    def compute(given: Given) -> Computed:
+        if given.call.what == "forward" or given.call.number not in (lied or [given.call.number]):
+            return honest(given)
+        lied.append(given.call.number)
+        return with_loss(honest(given))
+
+    liar.compute = compute  # type: ignore[method-assign]
+    pipeline.slow("1a")
+    driver, session = pipeline.drive("d", BATCHES), liar.session
+    pipeline.until(lambda: "1b" in pipeline.gone and liar.session != session)
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert close(pipeline.sums(), plain_sum(BATCHES))
+    assert len(lied) == 3
+
+
 def test_a_driver_has_a_stage_peer_begin_anew_once_in_a_while(pipeline: Pipeline) -> None:
     """It says that it has taken the peer for gone."""
     liar, peer = pipeline.network.endpoint("m"), pipeline.peers["1a"]
