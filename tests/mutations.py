@@ -446,6 +446,13 @@ MUTATIONS = (
         "tests/coordinator/test_saving.py -k meanwhile",
     ),
     Mutation(
+        "what a run went back to is kept only if the coordinator sees it at once",
+        "coordinator/saving.py",
+        "if not step.peers or (step.step == self._state.step and step.step % every == 0):",
+        "if step.step == self._state.step and (not step.peers or step.step % every == 0):",
+        "tests/coordinator/test_saving.py -k went_back",
+    ),
+    Mutation(
         "hosts give the coordinator what they have all the time",
         "coordinator/saving.py",
         "if not self._asked or not (wait or time.monotonic() >= self._due):",
