@@ -4587,6 +4587,13 @@ MUTATIONS = (
         SERVED,
     ),
     Mutation(
+        "a stream that is served until the end leaves a traceback",
+        "swarm/network/gate.py",
+        "writer.close()  # and no more",
+        "raise  # and no more",
+        "tests/swarm/network/test_service.py -k until_the_end",
+    ),
+    Mutation(
         "strangers' calls are served",
         "swarm/network/gate.py",
         "self.gate.check(context.remote_id)\n            return await handler(request, context)",
