@@ -55,6 +55,10 @@ class StageSeen(BaseModel):
     """Of all who hold it."""
     queue: Count
     """Calls that wait at all who hold it."""
+    forward: Count = 0
+    """Microbatches that are there, or on their way there, as all drivers say together: those that go forward."""
+    backward: Count = 0
+    """Those that come back."""
     step: Count
     """The global step that half of those who hold it have reached: one alone may say anything."""
 
@@ -116,6 +120,9 @@ class Offered(Protocol):
     @property
     def begun(self) -> Begun | None: ...
 
+    @property
+    def in_flight(self) -> Sequence[tuple[int, int]]: ...
+
 
 def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, ...]:
     """All stages with their peers; what names a stage that there is not counts nowhere.
@@ -124,9 +131,11 @@ def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, .
     :param count: how many stages there are
     """
     found, accusers = [], _accusers(offers)
+    told = [offer.in_flight for offer in offers.values() if offer.begun is not None]
     for number in range(count):
         here = [(peer, offer) for peer, offer in offers.items() if offer.stage == number]
         here.sort(key=lambda item: (item[1].state not in HOLDING_STATES, -item[1].microbatches_per_second, item[0]))
+        coming = [stages[number] for stages in told if number < len(stages)]
         holding = [offer for _, offer in here if offer.state in HOLDING_STATES]
         found.append(
             StageSeen(
@@ -135,6 +144,8 @@ def stages_seen(offers: Mapping[str, Offered], count: int) -> tuple[StageSeen, .
                 holders=len(holding),
                 throughput=min(MAX_RATE, sum(offer.microbatches_per_second for offer in holding)),
                 queue=min(MAX_COUNT, sum(offer.queue for offer in holding)),
+                forward=sum(forward for forward, _ in coming),
+                backward=sum(backward for _, backward in coming),
                 step=statistics.median_low([offer.step for offer in holding] or [0]),
             )
         )

@@ -424,6 +424,10 @@ class Begun(Record):
 
 
 Stage = Annotated[int, Field(ge=0, lt=64)]
+MAX_IN_FLIGHT = 128
+_Some = Annotated[int, Field(ge=0, le=MAX_IN_FLIGHT)]
+InFlight = Annotated[tuple[_Some, _Some], Field(strict=False)]
+"""Of one driver's microbatches those that are at a stage, or on their way there: forward and backward."""
 
 
 class StageMove(Record):
@@ -455,6 +459,8 @@ class StageOffer(Record):
     """See `Progress`."""
     begun: Begun | None = None
     """None if it does not drive."""
+    in_flight: Annotated[tuple[InFlight, ...], Field(max_length=64, strict=False)] = ()
+    """At each stage, of the moment in which this is said; empty if it does not drive."""
     driven: Count = 0
     """Samples through all stages, in this session; so is the next one."""
     served: Count = 0

@@ -59,6 +59,18 @@ def test_how_many_drivers_accuse_a_peer_is_told_and_each_counts_once() -> None:
     assert [(stage, peer.peer) for stage, peer in accused(state.stages)] == [(1, "Qm1")]
 
 
+def test_where_the_microbatches_of_all_drivers_are_is_told_of_each_stage() -> None:
+    state = pipeline(
+        *(offer(n, n) for n in range(COUNT)),
+        offer(4, None, begun=Begun(4), in_flight=((1, 0), (0, 2), (3, 0), (0, 1))),
+        offer(5, 2, begun=Begun(4), in_flight=((1, 1), (0, 0), (1, 4), (0, 0), (9, 9))),
+        offer(6, 3, begun=Begun(4), in_flight=((1, 0),)),
+        offer(7, 3, in_flight=((7, 7),) * COUNT),
+    )
+    told = [(stage.forward, stage.backward) for stage in state.stages]
+    assert told == [(3, 1), (0, 2), (4, 4), (0, 1)], "no stage that there is not, and nobody who does not drive"
+
+
 def test_one_peer_alone_does_not_say_how_far_a_stage_is() -> None:
     assert LIMITED.stages[3].step == 7
     assert pipeline(Offer(0, step=2**53), Offer(0, step=7)).stages[0].step == 7

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
 from dedloc_kit.records import (
+    MAX_IN_FLIGHT,
     MAX_REASON,
     AccessAnswer,
     Checks,
@@ -24,6 +25,7 @@ from dedloc_kit.records import (
     Progress,
     Record,
     Refusal,
+    StageOffer,
     StateInfo,
 )
 from dedloc_kit.run import PipelineConfig, RunConfig, parse_run
@@ -156,6 +158,26 @@ def test_the_state_info_keeps_a_bounded_history() -> None:
     StateInfo.parse(VALID[StateInfo] | {"rounds": ["ab"] * 64})
     with pytest.raises(ValueError, match="rounds"):
         StateInfo.parse(VALID[StateInfo] | {"rounds": ["ab"] * 65})
+
+
+@pytest.mark.parametrize(
+    "in_flight",
+    [5, None, "ab", [5], [["a", 0]], [[-1, 0]], [[MAX_IN_FLIGHT + 1, 0]], [[1]], [[1, 2, 3]], [[0, 0]] * 65],
+)
+def test_a_driver_tells_of_few_microbatches_and_of_stages_that_there_may_be(in_flight: Any) -> None:
+    offer = {
+        "stage": None,
+        "state": "online",
+        "client_mode": True,
+        "addresses": (),
+        "device": "",
+        "name": "",
+        "time": 1.0,
+    }
+    told = StageOffer.parse({"run_id": RUN_ID, **offer, "in_flight": [[MAX_IN_FLIGHT, 0]] * 64})
+    assert StageOffer.parse(told.model_dump()) == told
+    with pytest.raises(ValueError, match=r"^StageOffer: in_flight"):
+        StageOffer.parse(told.model_dump() | {"in_flight": in_flight})
 
 
 def test_an_invitation_survives_the_trip_through_a_file() -> None:

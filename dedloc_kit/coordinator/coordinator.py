@@ -353,9 +353,7 @@ class _Role:
         self._lasting.step(step, contributions)
         self._evaluator.stepped(step)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
-        went_back = not step.peers  # whoever starts anew starts from what it has come to
-        if current and (went_back or step.step % self._peer.checkpoint_every == 0):
-            self._saving.save()
+        self._saving.stepped(step, self._peer.checkpoint_every)
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
@@ -363,7 +361,7 @@ class _Role:
             self._uploader.step_done()
         if current and self._releasing is not None:
             self._releasing.step_done(step.step)
-        if current and (went_back or step.step % self._peer.evaluate_every == 0):
+        if not step.peers or (current and step.step % self._peer.evaluate_every == 0):
             self._evaluator.start()
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.mixing import PAUSES
+from dedloc_kit.records import GlobalStep
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import TrainingState
@@ -36,6 +37,14 @@ class Saving:
     def is_kept(self) -> None:
         """There is a checkpoint of the current state, or it is the first one."""
         self._saved = self._state.info
+
+    def stepped(self, step: GlobalStep, every: int) -> None:
+        """A global step is done: keep the state of each so many steps, unless it has become another one meanwhile.
+
+        What the run went back to is kept in any case, or what that has become: whoever starts anew starts from there.
+        """
+        if not step.peers or (step.step == self._state.step and step.step % every == 0):
+            self.save()
 
     def save(self) -> None:
         """Keep the current state; if others have parts of it, `finish` does that later."""

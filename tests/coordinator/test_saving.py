@@ -1,4 +1,4 @@
-"""Checkpoints of a state of which others have parts."""
+"""Which states become checkpoints, and those of which others have parts."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,10 @@ from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.events import AnyEvent, Evaluated
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import Take
+from dedloc_kit.records import GlobalStep
+from dedloc_kit.training.staged import StagedState
 from tests.experts.mixed_states import EXPERT, RUN, TASK, fresh, given_away, hosted, step
+from tests.training import test_staged as staged
 
 SECONDS = 60.0
 
@@ -47,6 +50,21 @@ def gathered() -> Iterator[Gathered]:
 
 def steps_of(lasting: LastingRecord) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in lasting.checkpoints.kept()]
+
+
+def test_what_a_run_went_back_to_is_kept_though_the_next_step_has_been_taken_since(tmp_path: Path) -> None:
+    """Stages take their steps beside the coordinator's loop, which may look late."""
+    parts, lasting = staged.states(), LastingRecord(tmp_path, keep=3)
+    saving = Saving(StagedState(staged.RUN, staged.whole, parts), lasting, lambda: None)
+    for part in [*parts, *parts]:
+        staged.step(part)
+    went_back = GlobalStep(step=1, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0)
+    saving.stepped(went_back.model_copy(update={"peers": 2}), every=1)
+    assert steps_of(lasting) == [], "any other step has its turn again"
+    saving.stepped(went_back, every=10)
+    assert steps_of(lasting) == [2]
+    saving.close()
+    lasting.close()
 
 
 def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_follows(

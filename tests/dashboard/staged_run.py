@@ -39,6 +39,7 @@ class Offer:
     accuses: tuple[str, ...] = ()
     driven: int = 0
     begun: Begun | None = None
+    in_flight: tuple[tuple[int, int], ...] = ()
 
 
 def offer(number: int, stage: int | None, speed: float = 2.0, **values: Any) -> Offer:
@@ -49,7 +50,9 @@ def pipeline(*offers: Offer) -> PipelineState:
     return PipelineState.of({f"Qm{number}": each for number, each in enumerate(offers)}, COUNT)
 
 
-WHOLE = pipeline(*(offer(number, number % COUNT, begun=Begun(4)) for number in range(2 * COUNT)))
+WHOLE = pipeline(
+    *(offer(number, number % COUNT, begun=Begun(4), in_flight=((1, 0), (0, 2))) for number in range(2 * COUNT))
+)
 LIMITED = pipeline(
     *(offer(number, 0, 2.6) for number in range(3)),
     offer(3, 1, 4.0),
@@ -59,7 +62,7 @@ LIMITED = pipeline(
     offer(7, 3, 5.0, step=2**53),
     offer(8, 3, 0.5),
     offer(9, 3, 0.0),
-    offer(10, None, 0.0, driven=640, begun=Begun(24), accuses=("Qm4",)),
+    offer(10, None, 0.0, driven=640, begun=Begun(24), accuses=("Qm4",), in_flight=((2, 1), (1, 0), (16, 3), (0, 1))),
 )
 """Stage 2 passes 3.1 of the 7.8 microbatches a second that stage 0 passes."""
 GAP = pipeline(*(offer(number, number % 2, begun=Begun(8)) for number in range(4)), offer(4, 3))

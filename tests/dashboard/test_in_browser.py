@@ -296,9 +296,10 @@ def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(p
     coming = page.get_by_role("list", name="Who holds stage 2").locator(".coming")
     expect(coming).to_contain_text(HOSTILE_NAMES[4])
     expect(coming).to_contain_text("comes from stage 1")
-    expect(page.get_by_role("img", name="12 calls waiting")).to_have_text("")
-    dots = "dots => parseFloat(getComputedStyle(dots, '::before').width) / 8"
-    assert page.get_by_role("img", name="12 calls waiting").evaluate(dots) == pytest.approx(12, abs=0.1)
+    expect(page.get_by_text("microbatches: 19 forward, 5 back")).to_be_visible()
+    expect(page.get_by_role("img", name="16 microbatches there")).to_have_text("and 2 more")
+    dots = "dots => parseFloat(getComputedStyle(dots, '::after').width) / 8"
+    assert page.get_by_role("img", name="3 microbatches there").evaluate(dots) == pytest.approx(3, abs=0.1)
     page.get_by_text("Their peers as a table").click()
     expect(page.get_by_role("region", name="Their peers as a table").get_by_role("row")).to_have_count(11)
     assert_fits_and_has_no_barriers(page, "pipeline")

@@ -40,6 +40,7 @@ def test_the_stages_their_peers_and_what_limits_the_run_are_told(dashboard: Dash
     assert (told["throughput"], told["limiting"]) == (3.1, [2])
     assert told["bottleneck"] == "stage 2 of 4 limits the run: 3.1 of 7.8 microbatches/s"
     assert [len(stage["peers"]) for stage in told["stages"]] == [3, 2, 2, 3]
+    assert [(stage["forward"], stage["backward"]) for stage in told["stages"]] == [(2, 1), (1, 0), (16, 3), (0, 1)]
     assert told["stages"][1]["peers"][1] == {
         "peer": "Qm4",
         "name": HOSTILE_NAMES[4],

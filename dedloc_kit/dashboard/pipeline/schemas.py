@@ -35,6 +35,10 @@ class Stage(Answer):
     """Microbatches a second, of all who hold it."""
     queue: int
     """Calls that wait at all who hold it."""
+    forward: int
+    """Microbatches that are there, or on their way there, as all drivers say together: those that go forward."""
+    backward: int
+    """Those that come back."""
     step: int
     """The global step that half of those who hold it have reached."""
 

@@ -209,10 +209,8 @@ class GatedP2P(BoundedP2P):
             try:
                 with self.gate.serving(peer):
                     await handler(stream, reader, writer)
-            except asyncio.CancelledError:
-                writer.close()
-                if self.gate.admits(peer):
-                    raise
+            except asyncio.CancelledError:  # by the gate, or at the end of the loop
+                writer.close()  # and no more: nobody awaits this, and asyncio of Python 3.11 logs a traceback of each
 
         await self._open_door()
         await super().add_binary_stream_handler(name, gated, balanced)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch import Tensor
 
@@ -192,13 +192,14 @@ class StageClient:
 
 
 async def _tell(stream: Stream, begun: Callable[[], Begun]) -> None:
-    """Each time something else is begun."""
+    """Each time something else is begun, as long as the line holds: who listens there sees that it has broken."""
     told = begun()
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        if (now := begun()) != told:
-            await stream.send(encode(Told(begun=now)))
-            told = now
+    with suppress(OSError):
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (now := begun()) != told:
+                await stream.send(encode(Told(begun=now)))
+                told = now
 
 
 @contextmanager

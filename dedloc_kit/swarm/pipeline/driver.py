@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ class Driver:
         self._kept = Kept(settings.folder, MEMORY_BYTES)
         self._making_again = [asyncio.Semaphore(AGAIN_AT_A_TIME) for _ in stages]
         self._number = secrets.randbits(FIRST_NUMBER_BITS)
-        self._in_flight = 0
+        self._at: dict[int, tuple[int, str]] = {}  # by microbatch: the stage where it is or goes to, and which way
         self._again: deque[Batch] = deque()
         self._stopped = False
         self._step_since = 0.0
@@ -132,7 +132,13 @@ class Driver:
     @property
     def in_flight(self) -> int:
         """Microbatches on their way."""
-        return self._in_flight
+        return len(self._at)
+
+    @property
+    def in_flight_at(self) -> tuple[tuple[int, int], ...]:
+        """Of each stage, how many of them are there, or on their way there: forward and backward."""
+        here = Counter(list(self._at.values()))  # at once: other threads ask
+        return tuple((here[stage.number, "forward"], here[stage.number, "backward"]) for stage in self._stages)
 
     @property
     def kept_bytes(self) -> int:
@@ -152,7 +158,7 @@ class Driver:
     @property
     def idle(self) -> bool:
         """Is there nothing left that needs this driver?"""
-        return not self._in_flight and not len(self._kept)
+        return not self._at and not len(self._kept)
 
     # Its work
 
@@ -192,7 +198,7 @@ class Driver:
 
     def _may_begin(self) -> bool:
         self._account()
-        free = self._in_flight < self._settings.in_flight
+        free = self.in_flight < self._settings.in_flight
         return self._peers.ready and not self.begun.final and free and self._turn() and self._kept.fits
 
     def _turn(self) -> bool:
@@ -221,7 +227,7 @@ class Driver:
         self.begun = Begun(step=self.begun.step, samples=self.begun.samples + samples, final=False)
         self._account()
         self._number += 1
-        self._in_flight += 1
+        self._at[self._number] = 0, "forward"
         self._tasks.create_task(self._drive(batch, self._number, self.begun.step))
 
     async def _drive(self, batch: Batch, number: int, step: int) -> None:
@@ -238,7 +244,7 @@ class Driver:
             elif isinstance(error, Stale):
                 self._again.append(batch)
         finally:
-            self._in_flight -= 1
+            del self._at[number]
             self._changes.tell()
 
     def _take_back(self, step: int, samples: int) -> None:
@@ -250,12 +256,14 @@ class Driver:
         """There and back: the loss. `added` gets the stages that have taken its gradients."""
         inputs: list[Packed | None] = [None]
         for stage in self._stages[:-1]:
+            self._at[number] = stage.number, "forward"
             call = self._call("forward", stage, batch, step, number)
             answered = await self._insist(stage, call, _content(batch, stage, inputs[-1]))
             assert answered.output is not None
             inputs.append(self._packed(answered.output))
         loss, gradient, exponent = 0.0, None, 0
         for stage in reversed(self._stages):
+            self._at[number] = stage.number, "backward"
             call = self._call("backward", stage, batch, step, number).model_copy(update={"exponent": exponent})
             content = _content(batch, stage, inputs[stage.number], gradient)
             answered = await self._insist(stage, call, content)

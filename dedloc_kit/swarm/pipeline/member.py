@@ -270,7 +270,7 @@ class PipelineMember:
         if not self._gone or self._move is None:
             return None
         changed = {"stage": self._move.stage, "state": "joining", "begun": None, "microbatches_per_second": 0.0}
-        return self.offer().model_copy(update={**changed, "moving": None, "step": 0, "queue": 0})
+        return self.offer().model_copy(update={**changed, "in_flight": (), "moving": None, "step": 0, "queue": 0})
 
     def _said(self) -> StageOffer | None:
         return None if self.twin is not None and self._state == "joining" else self.offer()
@@ -288,6 +288,7 @@ class PipelineMember:
             queue=self.turns.waiting,
             upload=self.upload,
             begun=self.begun,
+            in_flight=() if self._driver is None else self._driver.in_flight_at,
             driven=self.driven,
             served=0 if held is None else held.served,
             accuses=() if self._driver is None else self._driver.accuses,

@@ -152,7 +152,7 @@ class Offers(threading.Thread, Generic[Offer]):
 
 _SLOWLY = {
     *("time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"),
-    *("microbatches_per_second", "queue", "driven", "upload", "load"),
+    *("microbatches_per_second", "queue", "in_flight", "driven", "upload", "load"),
 }
 """What nobody acts on at once."""
 

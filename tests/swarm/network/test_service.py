@@ -147,3 +147,23 @@ def test_a_message_that_is_announced_too_long_ends_the_stream_before_it_is_read(
                 await stream.receive(40)
 
     between(tmp_path, ask)
+
+
+def test_a_stream_that_is_served_until_the_end_leaves_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a peer that moves to another stage, or leaves, all are cancelled with their loop."""
+
+    async def ask(endpoint: Endpoint, peer: str) -> None:
+        async with endpoint.open(peer, Echo) as stream:
+            await stream.send(b"here")
+            await stream.receive(100)
+            serving = [task for task in asyncio.all_tasks() if "_handler" in repr(task.get_coro())]
+            assert serving
+            for task in serving:
+                task.cancel()
+            with pytest.raises((EOFError, OSError)):
+                await asyncio.wait_for(stream.receive(100), SECONDS)
+
+    between(tmp_path, ask)
+    assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -35,6 +35,23 @@ def test_gradients_over_the_peers_of_each_stage_are_those_of_one_process(pipelin
     pipeline.until(lambda: driver.step == 1 and not driver.kept_bytes)
 
 
+def test_a_driver_tells_where_its_microbatches_are_and_which_way_they_go(pipeline: Pipeline) -> None:
+    on, back = threading.Event(), threading.Event()
+    for peer in pipeline.of(1):
+        peer.before = lambda given: on.wait() if given.call.what == "forward" else True
+    for peer in pipeline.of(2):
+        peer.before = lambda given: back.wait() if given.call.what == "backward" else True
+    driver = pipeline.drive("d", microbatches(4))
+    try:
+        pipeline.until(lambda: driver.in_flight_at == ((0, 0), (4, 0), (0, 0)))
+        on.set()
+        pipeline.until(lambda: driver.in_flight_at == ((0, 0), (0, 0), (0, 4)))
+    finally:
+        on.set()
+        back.set()
+    pipeline.until(lambda: driver.driven == 4 * ROWS and driver.in_flight_at == ((0, 0),) * 3)
+
+
 def test_two_drivers_fill_a_batch_and_say_what_is_in_it(pipeline: Pipeline) -> None:
     batches = {name: microbatches(12, seed) for seed, name in enumerate("de")}
     drivers = [pipeline.drive(name, given) for name, given in batches.items()]

@@ -1,4 +1,4 @@
-"""When a batch is full for a stage peer: whose computer has stood still, and where drivers are gone."""
+"""What a stage peer says, and when a batch is full for it: whose computer stood still, and where drivers are gone."""
 
 import asyncio
 import math
@@ -10,12 +10,14 @@ from typing import Any, cast
 
 import pytest
 
+from dedloc_kit.blocks.stages import Move
 from dedloc_kit.records import Begun
+from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.pipeline import member as members
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember
 from dedloc_kit.swarm.remote.turns import Turns
-from tests.swarm.pipeline.local_pipeline import LinearStage, Sums
+from tests.swarm.pipeline.local_pipeline import RUN_ID, LinearStage, Sums
 
 BATCH, SECONDS = 24, 20.0
 
@@ -80,3 +82,18 @@ def test_what_a_driver_that_is_gone_has_sent_does_not_fill_the_batch() -> None:
         await until(lambda: peer.member.beside() == 0)
 
     peer.run(living)
+
+
+def test_who_drives_says_where_its_microbatches_are_until_it_goes_to_another_stage() -> None:
+    member, there = Peer().member, ((1, 0), (0, 2))
+    member._run, member._pinned, member.upload = cast(Any, SimpleNamespace(run_id=RUN_ID)), False, None
+    member._profile = Profile("", "a", "", "cpu", False, True, (), "", False)
+    begun = Begun(step=0, samples=4, final=False)
+    member._driver = cast(Any, SimpleNamespace(begun=begun, driven=0, accuses=(), in_flight_at=there))
+    member.offers = cast(Any, SimpleNamespace(tell=lambda: None))
+    member.move(Move(2, 1.0))
+    member.go()
+    assert member.offer().in_flight == there
+    last = member._coming()
+    assert last is not None
+    assert (last.stage, last.begun, last.in_flight) == (2, None, ())

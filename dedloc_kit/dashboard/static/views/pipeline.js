@@ -1,5 +1,5 @@
-// The stages that the model is cut into: who holds each and how fast, which microbatches are there, who moves, what
-// limits the run, and who drives.
+// The stages that the model is cut into: who holds each and how fast, which microbatches are there or on their way
+// there, who moves, what limits the run, and who drives.
 
 import { build, figure, keyed, section, setAttribute, setName, setText } from "../dom.js";
 import { count, large, plural } from "../format.js";
@@ -9,15 +9,17 @@ import { tableBeside } from "../table.js";
 import { viewHead } from "./head.js";
 
 const BOXES = 12; // peers of a stage that have one of their own
-const DOTS = 24; // calls of a stage that have one of their own
+const DOTS = 14; // microbatches at a stage that have one of their own, each way
 const TALLEST = 14; // rem, of the boxes of the fastest stage together
 const KEYS = {
   holding: "computes",
   moving: "moves, and computes until then",
   joining: "loads its stage, or leaves",
   gap: "nobody",
-  call: "a call of a microbatch that waits there",
+  forward: "a microbatch there, or on its way there",
+  backward: "one that comes back",
 };
+const WAYS = ["forward", "backward"];
 const STATES = { joining: "loads", online: "computes", moving: "moves", leaving: "leaves" };
 
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
@@ -31,12 +33,13 @@ export function show(root, { signal }) {
   const holders = figure("Hold a stage");
   const few = figure("Stages with too few");
   const driving = figure("Drivers");
+  const under = figure("On their way");
   const stages = stagesPanel();
   const drivers = driversPanel();
   const numbers = build(
     "dl",
     { class: "figures plain-figures" },
-    ...[passed, holders, few, driving].map((one) => one.element),
+    ...[passed, under, holders, few, driving].map((one) => one.element),
   );
   const empty = build("p", { class: "empty" });
   const page = build("div", { class: "page" }, empty, numbers, stages.element, drivers.element);
@@ -63,6 +66,9 @@ export function show(root, { signal }) {
     const loading = all.filter(({ state }) => state === "joining").length;
     setText(passed.value, pace(pipeline.throughput));
     setText(passed.aside, "microbatches/s, as its slowest stage");
+    const [forward, backward] = WAYS.map((way) => pipeline.stages.reduce((sum, stage) => sum + stage[way], 0));
+    setText(under.value, count(forward + backward));
+    setText(under.aside, `microbatches: ${count(forward)} forward, ${count(backward)} back`);
     setText(holders.value, count(pipeline.stages.reduce((sum, stage) => sum + stage.holders, 0)));
     setText(holders.aside, loading ? `and ${plural(loading, "peer")} loading one` : "and nobody is loading one");
     setText(few.value, count(bare + single));
@@ -84,12 +90,13 @@ function stagesPanel() {
   let names = new Map();
   const list = build("ol", { class: "stages" });
   const keys = Object.entries(KEYS).map(([kind, text]) => build("span", { class: `stage-key ${kind}`, text }));
-  const columns = ["Stage", "Peers", "Microbatches/s", "Calls waiting", "Global step"];
+  const columns = ["Stage", "Peers", "Microbatches/s", "Forward", "Back", "Calls waiting", "Global step"];
   const table = tableBeside("The stages as a table", columns, () =>
     known.map((stage) => [
       count(stage.number),
       stage.holders ? count(stage.holders) : "nobody",
       pace(stage.throughput),
+      ...WAYS.map((way) => count(stage[way])),
       count(stage.queue),
       count(stage.step),
     ]),
@@ -132,18 +139,17 @@ function stagesPanel() {
             build("span", { class: "badge", text: "limits the run" }),
           ),
           build("p", { class: "note" }),
-          build("p", { class: "calls", role: "img" }),
+          build("div", { class: "ways" }, ...WAYS.map((way) => build("p", { class: way, role: "img" }))),
           build("ul", { class: "stage-peers", "aria-label": `Who holds stage ${count(stage.number)}` }),
         ),
       (column, stage) => {
-        const [title, note, calls, boxes] = column.children;
+        const [title, note, ways, boxes] = column.children;
         const limits = pipeline.limiting.includes(stage.number);
         column.classList.toggle("limits", limits);
         title.lastChild.hidden = !limits;
         setText(note, aboutStage(stage));
-        calls.style.setProperty("--calls", Math.min(stage.queue, DOTS));
-        setAttribute(calls, "aria-label", `${plural(stage.queue, "call")} waiting`);
-        setText(calls, stage.queue > DOTS ? `and ${count(stage.queue - DOTS)} more` : "");
+        showWay(ways.firstChild, stage.forward, "there, or on the way there");
+        showWay(ways.lastChild, stage.backward, "there, or on the way there, coming back");
         showBoxes(boxes, stage, fastest);
       },
     );
@@ -198,6 +204,13 @@ function stagesPanel() {
   }
 
   return { element: part.section, update };
+}
+
+/** One dot for each microbatch. */
+function showWay(line, all, where) {
+  line.style.setProperty("--dots", Math.min(all, DOTS));
+  setAttribute(line, "aria-label", `${plural(all, "microbatch", "microbatches")} ${where}`);
+  setText(line, all > DOTS ? `and ${count(all - DOTS)} more` : "");
 }
 
 function aboutStage({ holders, throughput, step }) {
