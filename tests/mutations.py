@@ -448,8 +448,8 @@ MUTATIONS = (
     Mutation(
         "a checkpoint asks dead keepers again and again",
         "swarm/experts/following.py",
-        "min((peer not in there, not keeps, peer)",
-        "min((False, not keeps, peer)",
+        "(peer not in there, name not in host.keeps, peer)",
+        "(False, name not in host.keeps, peer)",
         "tests/swarm/experts/test_hosting.py -k once_their_keeper_has_failed",
     ),
     Mutation(

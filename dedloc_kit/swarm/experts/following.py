@@ -236,9 +236,13 @@ def whom_to_ask(
     """
     found = dict[str, list[ExpertName]]()
     for name in names:
-        having = [(peer, name in host.keeps) for peer, host in holders.items() if name in host.keeps | host.copies]
+        having = [
+            (peer not in there, name not in host.keeps, peer)
+            for peer, host in holders.items()
+            if name in host.keeps or name in host.copies
+        ]
         if having:
-            _, _, first = min((peer not in there, not keeps, peer) for peer, keeps in having)
+            *_, first = min(having)
             found.setdefault(first, []).append(name)
     return found
 
