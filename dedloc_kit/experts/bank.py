@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, current_microbatch
-from dedloc_kit.experts.expert import Expert
+from dedloc_kit.experts.expert import Expert, Pinned
 from dedloc_kit.experts.kept import Kept
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
@@ -219,12 +219,13 @@ class Bank:
         """Tell an expert what another copy of it was told, as `Expert.add_sums`; raises Refused if it is not here."""
         self._expert(name).add_sums(sums)
 
-    def state(self, name: ExpertName, step: int | None = None) -> tuple[dict[str, Tensor], int]:
-        """A consistent copy of an expert's tensors, and the step that they are of; raises Refused if it is not here.
+    def state(self, name: ExpertName) -> tuple[dict[str, Tensor], int]:
+        """A consistent copy of an expert's tensors, and the step that they are of; raises Refused if it is not here."""
+        return self._expert(name).copy()
 
-        :param step: as `Expert.copy` has it
-        """
-        return self._expert(name).copy(step)
+    def pin(self, name: ExpertName, step: int) -> Pinned:
+        """As `Expert.pin`; raises Refused if it is not here."""
+        return self._expert(name).pin(step)
 
     def load(self, name: ExpertName, tensors: Mapping[str, Tensor], step: int) -> None:
         """Hold an expert as it was after a global step; raises ValueError if that cannot be one."""

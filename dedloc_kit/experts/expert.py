@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -25,6 +26,17 @@ LARGE = 1e3
 """No parameters of an expert that learns are as large in the mean."""
 
 
+class Pinned:
+    """An expert as it was after a step; takes no memory of its own before the expert has taken a second one since."""
+
+    def __init__(self, expert: "Expert", then: tuple[dict[str, Tensor], int] | None) -> None:
+        self._expert, self.then = expert, then
+
+    def state(self) -> tuple[dict[str, Tensor], int]:
+        """Its tensors, as `Expert.copy`."""
+        return self._expert.copy_of(self)
+
+
 class Expert:
     """It takes every global step, also one for which nobody called it: its gradient is zero then, as it is where all
     experts are in one process.
@@ -32,7 +44,7 @@ class Expert:
     Threads may call it at the same time.
 
     :param network: it is taken over, its parameters become parts of one vector
-    :param remembers: whether `copy` also has it as it was before its last step
+    :param remembers: whether `pin` also has it as it was before its last step
     :param room: where all that lies which is as large as its parameters, and copies of it
     :ivar step: the finished global steps whose parameters it has
     """
@@ -43,6 +55,8 @@ class Expert:
         self._network, self._settings = network, optimizer
         self._remembers, self._room = remembers, room
         self._before: tuple[dict[str, Tensor], int] | None = None
+        self._pinned = weakref.WeakSet[Pinned]()
+        """By those who want it as it is now."""
         self._parameters = list(network.parameters())
         self.layout = FlatLayout.of(self._parameters)
         groups = [{"params": self._parameters, "weight_decay": optimizer.weight_decay}]
@@ -114,8 +128,8 @@ class Expert:
             self._take(step, mean.clone(), rate)
 
     def _take(self, step: int, mean: Tensor, rate: float) -> None:
-        if self._remembers:
-            self._before = self.copy()
+        before = self._leave() if self._remembers or self._pinned else None
+        self._before = before if self._remembers else None
         self._apply(mean, rate)
         self.step = step
 
@@ -163,19 +177,37 @@ class Expert:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def copy(self, step: int | None = None) -> tuple[dict[str, Tensor], int]:
-        """Its tensors (parameters, and what the optimizer remembers of them) and the step that they are of.
-
-        :param step: of this one; raises Refused if that is not the newest, nor the one before and that is remembered
-        """
+    def copy(self) -> tuple[dict[str, Tensor], int]:
+        """Its tensors (parameters, and what the optimizer remembers of them) and the step that they are of."""
         with self._lock:
-            if step in (None, self.step):
-                tensors = self.tensors()
-                copies = placed_together(tensors.values(), self._room)
-                return dict(zip(tensors, copies, strict=True)), self.step
+            tensors = self.tensors()
+            copies = placed_together(tensors.values(), self._room)
+            return dict(zip(tensors, copies, strict=True)), self.step
+
+    def pin(self, step: int) -> Pinned:
+        """Have it as it is after this step for as long as somebody has this, whatever becomes of it meanwhile; raises
+        Refused if that is not the newest step, nor the one before and that is remembered."""
+        with self._lock:
+            if step == self.step:
+                made = Pinned(self, None)
+                self._pinned.add(made)
+                return made
             if self._before is None or self._before[1] != step:
                 raise Refused("stale")
-            return self._before
+            return Pinned(self, self._before)
+
+    def copy_of(self, pinned: Pinned) -> tuple[dict[str, Tensor], int]:
+        """As `Pinned.state`."""
+        with self._lock:
+            return self.copy() if pinned.then is None else pinned.then
+
+    def _leave(self) -> tuple[dict[str, Tensor], int]:
+        """A copy, also for those who have pinned it: it is about to change."""
+        now = self.copy()
+        for pinned in self._pinned:
+            pinned.then = now
+        self._pinned.clear()
+        return now
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], step: int) -> None:
@@ -185,6 +217,8 @@ class Expert:
         """
         self.check_tensors(tensors)
         with self._lock:
+            if self._pinned:
+                self._leave()
             for name, own in self.tensors().items():
                 own.copy_(tensors[name])
             self.step, self._before = step, None

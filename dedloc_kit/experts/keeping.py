@@ -14,6 +14,7 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.flat import placed
+from dedloc_kit.training.sketch import TOLERANCE
 
 REMEMBERED = 64
 """Global steps of which it is known how many samples they had; nobody who keeps an expert is further ahead."""
@@ -57,6 +58,13 @@ Tell = Callable[[News], object]
 Code = Callable[[Tensor], tuple[Any, Tensor]]
 """A mean as it travels, and what is read from that."""
 State = tuple[dict[str, Tensor], int]
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Are they the same but for rounding? What that adds up to over many steps with the same means is less than
+    `TOLERANCE` (`training.state`)."""
+    apart, size = (float(torch.linalg.vector_norm(each)) for each in (one.float() - other.float(), one.float()))
+    return apart <= TOLERANCE * size
 
 
 class Keeping:
@@ -229,6 +237,23 @@ class Keeping:
         """Raise ValueError for one that the swarm is far from."""
         if self._samples and step > self.step + REMEMBERED:
             raise ValueError(f"global step {step}, after {self.step}")
+
+    def renew(self, name: ExpertName, theirs: State) -> bool:
+        """Take over an expert that is followed as its keeper has it after the same step; returns whether that was done,
+        for it may have gone on meanwhile.
+
+        Raises ValueError, and takes nothing over, if they differ by more than rounding. By less a keeper gains nothing
+        that it could not have by the means that it tells of its steps.
+        """
+        tensors, step = theirs
+        with self._lock, suppress(Refused):
+            mine, _ = self.bank.pin(name, step).state()
+            if not all(_near(own, tensors[key]) for key, own in mine.items()):
+                raise ValueError(f"it has another {name} after global step {step} than its own steps lead to")
+            if name in self._followed and self.bank.steps([name]) == [step]:
+                self.bank.load(name, tensors, step)
+                return True
+        return False
 
     def told(self, name: ExpertName) -> dict[int, Tensor]:
         """What an expert that is followed was told here since this was asked last, for its keeper."""

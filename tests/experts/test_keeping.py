@@ -9,6 +9,7 @@ from torch import Tensor
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, Stepped
+from dedloc_kit.experts.refused import Refused
 from tests.experts.mixed_run import WIDTH, mixed_run
 
 RUN = mixed_run()
@@ -149,8 +150,35 @@ def test_an_expert_is_had_as_it_was_before_its_last_step_and_no_earlier() -> Non
         keeper.stepped(step, 8)
         states.append(keeper.bank.state(NAME))
     for step in (1, 2):
-        tensors, its_step = keeper.bank.state(NAME, step)
+        tensors, its_step = keeper.bank.pin(NAME, step).state()
         assert its_step == step
         assert all(torch.equal(tensors[key], states[step][0][key]) for key in tensors)
-    with pytest.raises(Exception, match="stale"):
-        keeper.bank.state(NAME, 0)
+    with pytest.raises(Refused, match="stale"):
+        keeper.bank.pin(NAME, 0)
+
+
+def test_an_expert_that_is_pinned_stays_as_it_was_and_is_copied_no_more_often_than_any_other() -> None:
+    made = list[int]()
+
+    def room(size: int) -> Tensor:
+        made.append(size)
+        return torch.zeros(size)
+
+    keeper = Keeping(Bank(RUN, remembers=True, experts_room=room), RUN, lambda step: 0.01 / step)
+    keeper.bank.hold([NAME])
+    right, step = keeper.bank.state(NAME)
+    made.clear()
+    pinned = keeper.bank.pin(NAME, step)
+    assert not made
+    for step in (1, 2, 3):
+        learn(keeper, step)
+        keeper.stepped(step, 8)
+    of_all = sum(tensor.numel() for key, tensor in right.items())
+    assert sum(size >= of_all for size in made) == 3, "as it was before each step"
+    newest = keeper.bank.pin(NAME, 3)
+    learned, _ = keeper.bank.state(NAME)
+    keeper.bank.load(NAME, right, 7)
+    for each, tensors, step in ((pinned, right, 0), (newest, learned, 3)):
+        state = each.state()
+        assert state[1] == step
+        assert all(torch.equal(state[0][key], tensor) for key, tensor in tensors.items())

@@ -1,13 +1,15 @@
 """Experts go from peer to peer: as they were after a step, or from now on with every step that their keeper takes.
 
 Who wants some opens a stream to the service "copies" of a peer that keeps them, and says which, in a Wanted. For each
-comes a Copy with its tensors behind it, or a Gone. Who wants to follow hears of each later step in a Step, with the
-mean gradient that the keeper took it with, in the form in which gradients travel. With a Given the keeper hands its
-part over; with a Gone it does not keep the expert any more. In between both sides know that the other is still here.
+comes a Copy with its tensors behind it, or a Gone; who says digests gets only the tensors of those that are others.
+Who wants to follow hears of each later step in a Step, with the mean gradient that the keeper took it with, in the form
+in which gradients travel. With a Given the keeper hands its part over; with a Gone it does not keep the expert any
+more. In between both sides know that the other is still here.
 Trainers may ask a follower, too: the gradients that it was told it sends to the keeper in a Told.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Literal
@@ -17,10 +19,10 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.experts.expert import AHEAD
+from dedloc_kit.experts.expert import AHEAD, Pinned
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, State, Stepped, Tell
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.records import Count, Record
+from dedloc_kit.records import Count, Digest, Record
 from dedloc_kit.swarm.experts.protocol import MAX_CELLS
 from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, decode, encode
@@ -57,11 +59,15 @@ class Wanted(Record):
     steps: _Experts
     """Of each the step that it is wanted of; of who follows, what it holds and need not be sent, and one more."""
     follow: bool
+    digests: Annotated[tuple[Digest, ...], Field(max_length=MAX_CELLS, strict=False)] = ()
+    """Of who has them all as they were after these steps: what is the same is not sent."""
 
     @model_validator(mode="after")
     def _a_step_for_each(self) -> "Wanted":
         if len(set(self.experts)) < len(self.experts) or len(self.experts) != len(self.steps):
             raise ValueError("each expert is to be named once, with its step")
+        if self.digests and (self.follow or len(self.digests) != len(self.experts)):
+            raise ValueError("of each expert that is not followed there is to be a digest, or of none")
         return self
 
 
@@ -152,6 +158,14 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(content)
 
 
+def digest_of(tensors: Mapping[str, Tensor]) -> Digest:
+    """Of the bits of an expert."""
+    digest = hashlib.sha256()
+    for tensor in tensors.values():
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
 async def send_state(stream: Stream, tensors: Mapping[str, Tensor]) -> None:
     """Raises OSError."""
     for tensor in tensors.values():
@@ -196,23 +210,30 @@ class CopyService(Service):
             raise ValueError("the run has no such expert")
         with _bounded(self._streams, peer):
             asked = {self._names[number]: step for number, step in zip(wanted.experts, wanted.steps, strict=True)}
-            await (self._follow(peer, asked, stream) if wanted.follow else self._give(asked, stream))
+            if wanted.follow:
+                await self._follow(peer, asked, stream)
+            else:
+                await self._give(asked, dict(zip(asked, wanted.digests, strict=False)), stream)
 
-    async def _give(self, asked: Mapping[ExpertName, int], stream: Stream) -> None:
-        states = await alive_until(stream, self._states(asked))
+    async def _give(self, asked: Mapping[ExpertName, int], had: Mapping[ExpertName, Digest], stream: Stream) -> None:
+        pinned = await alive_until(stream, self._pinned(asked))
         for name in asked:
-            await self._send(name, states.get(name), stream)
+            state, here = None, True
+            if (pin := pinned.pop(name, None)) is not None:
+                state = await alive_until(stream, asyncio.to_thread(pin.state))
+                here = name not in had or await asyncio.to_thread(digest_of, state[0]) != had[name]
+            await self._send(name, state, stream, here)
         await stream.closed()
 
-    async def _states(self, asked: Mapping[ExpertName, int]) -> dict[ExpertName, State]:
-        """Of all at once, before the first is on its way: these steps may be over soon."""
-        bank, found = self._keeping.bank, dict[ExpertName, State]()
+    async def _pinned(self, asked: Mapping[ExpertName, int]) -> dict[ExpertName, Pinned]:
+        """All at once, before the first is on its way: these steps may be over soon."""
+        bank, found = self._keeping.bank, dict[ExpertName, Pinned]()
         async with asyncio.timeout(REACHED_SECONDS):
             while any(step < wanted for name, wanted in asked.items() for step in bank.steps([name])):
                 await asyncio.sleep(LOOK_SECONDS)
         for name, step in asked.items():
             try:
-                found[name] = await asyncio.to_thread(bank.state, name, step)
+                found[name] = await asyncio.to_thread(bank.pin, name, step)
             except Refused:
                 continue
         return found

@@ -1,14 +1,19 @@
 """A peer gets experts from those who keep them, and follows their steps; see `copies` for what travels."""
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import TypeVar
 
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
+from dedloc_kit.experts.refused import Refused
+from dedloc_kit.records import Digest
+from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.copies import (
     Coder,
     CopyHead,
@@ -19,9 +24,11 @@ from dedloc_kit.swarm.experts.copies import (
     StepHead,
     ToldHead,
     Wanted,
+    digest_of,
     receive_head,
     send_sums,
 )
+from dedloc_kit.swarm.experts.placing import Holder
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.listening import Listening
@@ -30,6 +37,12 @@ SILENT_SECONDS, MAX_SILENT_SECONDS = 6.0, 20.0
 """For which a keeper that says nothing is still there."""
 PASS_ON_SECONDS = 0.1
 """After which a keeper hears what a follower was told: before it takes its step, which is that of a whole swarm."""
+FETCH_SECONDS = 300.0
+"""For all that is fetched of a peer to come."""
+COMPARE_SECONDS = 30.0
+"""After which the next expert of a keeper is compared with its copy here."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -41,13 +54,19 @@ class NoCopies(Exception):
 class Following:
     """Everything happens in one loop.
 
+    :param failed: told which peer has not given what it has, or what cannot be right
     :ivar live: those that are followed right now
     :ivar arriving: those that are still to come
     :ivar moved: those whose keeper has said that it is somebody else now
+    :ivar renewed: how often a keeper's tensors were taken over that were rounded otherwise
     """
 
-    def __init__(self, keeping: Keeping, opener: Opener, coder: Coder) -> None:
+    def __init__(
+        self, keeping: Keeping, opener: Opener, coder: Coder, failed: Callable[[str, CallFailed], object]
+    ) -> None:
         self._keeping, self._names, self._opener, self._coder = keeping, keeping.names, opener, coder
+        self._failed = failed
+        self.renewed = 0
         self._numbers = {name: number for number, name in enumerate(keeping.names)}
         # One thread for all that takes as much memory as an expert: each thread's allocator keeps what was freed there.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="experts that come")
@@ -56,10 +75,18 @@ class Following:
         self.moved: set[ExpertName] = set()
 
     async def fetch(
-        self, peer: str, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]
+        self,
+        peer: str,
+        names: Sequence[ExpertName],
+        step: int,
+        take: Callable[[ExpertName, State], object],
+        had: Sequence[Digest] = (),
     ) -> None:
-        """Take those of these that a peer has as they were after this step, one after the other; raises NoCopies."""
-        wanted = self._wanted(dict.fromkeys(names, step), follow=False)
+        """Take those of these that a peer has as they were after this step, one after the other; raises NoCopies.
+
+        :param had: digests of each of them, if they are here: what is the same does not come
+        """
+        wanted = self._wanted(dict.fromkeys(names, step), follow=False, had=had)
         with _failing(peer):
             async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
                 listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
@@ -67,11 +94,27 @@ class Following:
                     head = await listening.heard(receive_head(stream))
                     self._check_asked(head, [name])
                     if isinstance(head, CopyHead):
-                        if head.step != step or not head.here:
+                        if head.step != step or not (head.here or had):
                             raise ValueError("an expert of another step")
+                        if not head.here:
+                            continue
                         tensors = await listening.heard(self._coder.receive_state(stream))
                         await self._apart(self._keeping.bank.check, name, tensors)
                         await self._apart(take, name, (tensors, step))
+
+    async def gather(
+        self, of_peers: Mapping[str, Sequence[ExpertName]], step: int, take: Callable[[ExpertName, State], object]
+    ) -> None:
+        """The same of several peers at once, as far as they give them."""
+
+        async def fetch(peer: str, names: Sequence[ExpertName]) -> None:
+            try:
+                async with asyncio.timeout(FETCH_SECONDS):
+                    await self.fetch(peer, names, step, take)
+            except (NoCopies, TimeoutError) as failure:
+                self._failed(peer, CallFailed("gone", str(failure) or "it takes too long to give its experts"))
+
+        await asyncio.gather(*(fetch(peer, names) for peer, names in of_peers.items()))
 
     async def follow(self, peer: str, names: Sequence[ExpertName]) -> None:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""
@@ -81,7 +124,9 @@ class Following:
         try:
             with _failing(peer):
                 async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
-                    passing_on = asyncio.create_task(self._pass_on(left, stream))
+                    beside = [
+                        asyncio.create_task(each) for each in (self._pass_on(left, stream), self._compare(peer, left))
+                    ]
                     try:
                         listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
                         while left:
@@ -89,7 +134,8 @@ class Following:
                             self._check_asked(head, left)
                             left -= await self._take(head, held, listening, stream)
                     finally:
-                        passing_on.cancel()
+                        for task in beside:
+                            task.cancel()
         finally:
             for those in (self.live, self.arriving, self.moved):
                 those -= left
@@ -143,17 +189,62 @@ class Following:
                             self._keeping.add(name, sums)
                             raise
 
-    async def _apart(self, work: Callable[..., object], *given: object) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given))
+    async def _compare(self, peer: str, names: set[ExpertName]) -> None:
+        """Have the bits of whoever keeps these, one after the other: processors that round differently come to others
+        with the same steps."""
+        for name in itertools.cycle(sorted(names)):
+            await asyncio.sleep(COMPARE_SECONDS)
+            if name in names & self.live:
+                try:
+                    await self._renew(peer, name)
+                except (NoCopies, Refused) as failure:  # it has gone on, or is somebody else's
+                    _log.info("the expert %s is not compared: %s", name, failure)
+
+    async def _renew(self, peer: str, name: ExpertName) -> None:
+        found, bank = dict[ExpertName, State](), self._keeping.bank
+        tensors, step = await self._apart(bank.state, name)
+        await self.fetch(peer, [name], step, found.__setitem__, [await self._apart(digest_of, tensors)])
+        if name in found:
+            try:
+                taken = await self._apart(self._keeping.renew, name, found[name])
+            except ValueError as error:
+                self._failed(peer, CallFailed("unlike", str(error)))
+                return
+            self.renewed += taken
+            _log.info("%s has rounded the expert %s otherwise: %d taken over so far", peer, name, self.renewed)
+
+    async def _apart(self, work: Callable[..., T], *given: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given))
 
     def _check_asked(self, head: Head, names: Collection[ExpertName]) -> None:
         """Raises ValueError if this is of another expert."""
         if head.expert >= len(self._names) or self._names[head.expert] not in names:
             raise ValueError("of an expert that was not asked for")
 
-    def _wanted(self, steps: Mapping[ExpertName, int], follow: bool) -> Wanted:
+    def _wanted(self, steps: Mapping[ExpertName, int], follow: bool, had: Sequence[Digest] = ()) -> Wanted:
         experts = tuple(self._numbers[name] for name in steps)
-        return Wanted(experts=experts, steps=tuple(steps.values()), follow=follow)
+        return Wanted(experts=experts, steps=tuple(steps.values()), follow=follow, digests=tuple(had))
+
+
+def whom_to_ask(
+    names: Iterable[ExpertName], holders: Mapping[str, Holder], there: Collection[str]
+) -> dict[str, list[ExpertName]]:
+    """Of which peer each of these experts is to be fetched that any has: of its keeper, but before that of anybody who
+    is there, for the record of one who is gone lives on for a while.
+
+    :param there: those of the peers who have answered since they last failed
+    """
+    found = dict[str, list[ExpertName]]()
+    for name in names:
+        having = [
+            (peer not in there, name not in host.keeps, peer)
+            for peer, host in holders.items()
+            if name in host.keeps or name in host.copies
+        ]
+        if having:
+            *_, first = min(having)
+            found.setdefault(first, []).append(name)
+    return found
 
 
 @contextmanager

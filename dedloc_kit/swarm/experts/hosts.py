@@ -114,6 +114,11 @@ class Hosts:
                     found |= dict.fromkeys((Cell(*cell) for cell in mine.nonzero().tolist()), host)
         return found
 
+    @property
+    def there(self) -> set[str]:
+        """Peers that have answered since they last failed; from any thread."""
+        return {peer for peer, host in self._hosts.items() if host.there}
+
     def others(self, host: Host, layer: int, cell: Cell) -> list[Host]:
         """Who else answers for an expert with the same bits; nobody while two say that they keep it."""
         keep, copy = (
@@ -173,6 +178,11 @@ class Hosts:
             self._barred[peer] = time.monotonic() + seconds
         if self._hosts.get(peer) is host:  # else it has left meanwhile
             self._ask(host, seconds)
+
+    def failed(self, peer: str, failure: CallFailed) -> None:
+        """The same of something else than a call."""
+        if (host := self._hosts.get(peer)) is not None:
+            self.fail(host, failure)
 
     async def follow(self) -> None:
         """Keep to what the hosts say, until this is cancelled."""

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.checking import Checks, accused
 from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.copies import Coder, CopyService
-from dedloc_kit.swarm.experts.following import Following, NoCopies
+from dedloc_kit.swarm.experts.following import FETCH_SECONDS, Following, whom_to_ask
 from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.load import Load, read, told
@@ -48,9 +48,8 @@ from dedloc_kit.swarm.remote.turns import Turns
 
 THROUGH = 4
 """Peers that a host names through whom it can be called."""
-LOOK_SECONDS, FETCH_SECONDS, LEAVE_SECONDS = 10.0, 300.0, 15.0
-"""For a look at who has what before anything is said to be here, for others' experts to come, and for those of a peer
-that leaves to go."""
+LOOK_SECONDS, LEAVE_SECONDS = 10.0, 15.0
+"""For a look at who has what before anything is said to be here, and for the experts of a peer that leaves to go."""
 
 NEW_SECONDS = 60.0
 """For which a host that has come stands in alone: many who come leave again at once."""
@@ -155,7 +154,7 @@ class ExpertMember:
             self.offers.start()
             stack.callback(self.offers.stop)
             if self._held is not None and copies is not None:
-                self._following = Following(self._held.keeping, opener, coder)
+                self._following = Following(self._held.keeping, opener, coder, self._hosts.failed)
                 self._host(self._held, copies, stack)
             self.say("online")
             yield RemoteExperts(self._loop, self._hosts, self._settings.grid[1], self._form, checks)
@@ -183,24 +182,10 @@ class ExpertMember:
 
     def fetch(self, names: Sequence[ExpertName], step: int, take: Callable[[ExpertName, State], object]) -> None:
         """Take as many of these experts as others have as they were after a global step, of all peers at once."""
-        of_peers: dict[str, list[ExpertName]] = {}
-        holders = self._holders()
-        for copies in (False, True):
-            for name in names:
-                if any(name in wanted for wanted in of_peers.values()):
-                    continue
-                has = (peer for peer, host in holders.items() if name in (host.copies if copies else host.keeps))
-                if (peer := next(has, None)) is not None:
-                    of_peers.setdefault(peer, []).append(name)
-        fetching: list[Future[None]] = [
-            self._loop.start(self._following.fetch(peer, wanted, step, take)) for peer, wanted in of_peers.items()
-        ]
-        for each in fetching:
-            try:
-                each.result(FETCH_SECONDS)
-            except (NoCopies, TimeoutError, CancelledError) as failure:
-                each.cancel()
-                _log.warning("%s", failure or "a host takes too long to give its experts")
+        of_peers = whom_to_ask(names, self._holders(), self._hosts.there)
+        fetching = self._loop.start(self._following.gather(of_peers, step, take))
+        with suppress(TimeoutError, CancelledError):  # this peer is leaving
+            fetching.result(FETCH_SECONDS + LOOK_SECONDS)
 
     @property
     def answered(self) -> int:

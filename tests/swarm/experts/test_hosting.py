@@ -1,6 +1,7 @@
 """Experts go to those who are to hold them, and none is lost with its keeper; in one process over pairs of sockets."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,10 +15,11 @@ import torch
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.keeping import Keeping, State
-from dedloc_kit.swarm.experts import following
+from dedloc_kit.swarm.experts import copies, following
 from dedloc_kit.swarm.experts import hosting as module
+from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.copies import Coder, CopyService, ToldHead, Wanted, send_sums
-from dedloc_kit.swarm.experts.following import Following, NoCopies
+from dedloc_kit.swarm.experts.following import Following, NoCopies, whom_to_ask
 from dedloc_kit.swarm.experts.hosting import Hosting
 from dedloc_kit.swarm.experts.placing import Holder, Plan
 from dedloc_kit.swarm.network.service import encode
@@ -41,7 +43,8 @@ class Peer:
         self.service = CopyService(self.keeping, self.coder, lambda peer: peer != "stranger")
         self.endpoint = group.network.endpoint(name)
         group.run(self.endpoint.add(self.service))
-        self.following = Following(self.keeping, self.endpoint, self.coder)
+        self.failed: list[tuple[str, CallFailed]] = []
+        self.following = Following(self.keeping, self.endpoint, self.coder, lambda *of: self.failed.append(of))
         self.hosting = Hosting(
             *(name, self.keeping, self.service, self.following, self.holders, lambda: (group.plan, ORGANIZER), known),
             lambda: None,
@@ -164,6 +167,20 @@ def same(one: Keeping, other: Keeping, step: int) -> bool:
         if not at == there == step or not all(torch.equal(mine[key], theirs[key]) for key in mine):
             return False
     return True
+
+
+def is_as(right: Keeping, name: ExpertName, found: State) -> bool:
+    tensors, step = right.bank.state(name)
+    return found[1] == step and all(torch.equal(found[0][key], each) for key, each in tensors.items())
+
+
+def drift(keeping: Keeping, name: ExpertName, by: float) -> None:
+    """Its parameters are other ones, relative to what they are."""
+    expert = keeping.bank._experts[name]
+    with expert._lock:
+        for key, tensor in expert.tensors().items():
+            if key.startswith("model."):
+                tensor.mul_(1 + by)
 
 
 def plain(*steps: int) -> Keeping:
@@ -351,6 +368,87 @@ def test_the_organizer_fetches_experts_of_the_last_two_steps_and_waits_for_the_n
         assert {step for _, step in found.values()} == {3}
 
 
+def test_experts_come_as_they_were_after_a_step_though_their_keeper_takes_others_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with group("a") as these:
+        these.assign("a")
+        these.step(1)
+        plainly, steps = copies.send_state, iter((2, 3, 4))
+
+        async def send(*given: Any) -> None:
+            for step in itertools.islice(steps, 1):
+                await asyncio.to_thread(these.step, step)
+            await plainly(*given)
+
+        monkeypatch.setattr(copies, "send_state", send)
+        found, right = dict[ExpertName, State](), plain(1)
+        these.run(these[ORGANIZER].following.fetch("a", NAMES, 1, found.__setitem__))
+        assert these["a"].keeping.step == 4
+        assert all(is_as(right, name, found[name]) for name in NAMES)
+
+
+def test_experts_are_fetched_of_stand_ins_once_their_keeper_has_failed_though_its_record_lives_on() -> None:
+    with group("ab") as these:
+        these.assign("a", "b")
+        organizer, found, right = these[ORGANIZER], dict[ExpertName, State](), plain()
+        holders = organizer.holders()
+        these.last_words["a"] = holders["a"]
+        these.kill("a")
+        for there in ({"a", "b"}, {"b"}):
+            assert not found
+            these.run(organizer.following.gather(whom_to_ask(NAMES, holders, there), 0, found.__setitem__))
+        assert [(peer, failure.kind) for peer, failure in organizer.failed] == [("a", "gone")]
+        assert all(is_as(right, name, found[name]) for name in NAMES)
+    assert whom_to_ask(NAMES, holders, ()).keys() == {"a"}
+    assert not whom_to_ask(NAMES, {}, {"a"})
+
+
+def test_a_stand_in_takes_over_what_its_keeper_has_rounded_otherwise_and_is_sent_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "COMPARE_SECONDS", 0.01)
+    with group("ab") as these:
+        these.assign("a", "b")
+        these.step(1)
+        keeper, stand_in = these["a"].keeping, these["b"].keeping
+        these.until(lambda: same(keeper, stand_in, 1))
+        plainly, sent = copies.send_state, list[Any]()
+
+        async def send(*given: Any) -> None:
+            sent.append(given)
+            await plainly(*given)
+
+        monkeypatch.setattr(copies, "send_state", send)
+        drift(stand_in, NAMES[3], 1e-6)
+        assert not same(keeper, stand_in, 1)
+        these.until(lambda: these["b"].following.renewed == 1)
+        assert same(keeper, stand_in, 1)
+        assert len(sent) == 1
+        these.step(2)
+        these.until(lambda: same(keeper, stand_in, 2))
+        assert not these["b"].failed
+
+
+def test_of_a_keeper_that_has_another_expert_than_its_steps_lead_to_a_stand_in_takes_nothing_over_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "COMPARE_SECONDS", 0.01)
+    with group("ab") as these:
+        these.assign("a", "b")
+        these.step(1)
+        stand_in = these["b"].keeping
+        these.until(lambda: same(these["a"].keeping, stand_in, 1))
+        drift(these["a"].keeping, NAMES[3], 1e-3)
+        these.until(lambda: bool(these["b"].failed))
+        peer, failure = these["b"].failed[0]
+        assert (peer, failure.kind, failure.wrong) == ("a", "unlike", True)
+        assert same(stand_in, plain(1), 1)
+        these.step(2)
+        these.until(lambda: set(stand_in.bank.steps(NAMES)) == {2})
+        assert stand_in.followed == set(NAMES)
+
+
 def test_strangers_get_no_experts() -> None:
     with group("a") as these:
         stranger = Peer(these, "stranger")
@@ -379,14 +477,13 @@ def test_what_cannot_be_an_expert_is_taken_over_from_no_keeper(change: Callable[
     with group("ab") as these:
         these.assign("a")
         these.step(1)
-        bank = these["a"].keeping.bank
-        right = bank.state
+        plainly = these["a"].service._send
 
-        def wrong(name: ExpertName, step: int | None = None) -> State:
-            tensors, at = right(name, step)
-            return change(tensors), at + ahead
+        async def lie(name: ExpertName, state: State, *where: Any, **here: Any) -> None:
+            tensors, at = state
+            await plainly(name, (change(tensors), at + ahead), *where, **here)
 
-        bank.state = wrong  # type: ignore[method-assign]
+        these["a"].service._send = lie  # type: ignore[assignment, method-assign]
         with pytest.raises(NoCopies):
             these.run(these["b"].following.follow("a", NAMES))
         assert not these["b"].keeping.bank.names
