@@ -72,16 +72,19 @@ def lend(
     *,
     name: str | None = None,
     folder: str | Path | None = None,
+    give_state: bool = False,
     code: str | None = None,
     block: bool | None = None,
 ) -> Participation | None:
     """Let this machine lend its line to a run, and show how it goes: it averages for others, without a GPU.
 
     Others have to reach it, so it helps on a server, seldom at home and never on Colab. All else is as for `join`.
+
+    :param give_state: hold the training state as well, and give it to newcomers: that takes many times the memory
     """
     from dedloc_kit.notebook.join import join
 
-    return join(invitation, name=name, folder=folder, code=code, block=block, lends=True)
+    return join(invitation, name=name, folder=folder, code=code, block=block, lends=True, gives_state=give_state)
 
 
 def chat(

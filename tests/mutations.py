@@ -271,6 +271,13 @@ MUTATIONS = (
         "tests/roles/test_lender.py -k nobody_reaches",
     ),
     Mutation(
+        "who lends a line and would give the state too holds none",
+        "swarm/peer.py",
+        "        if self.peer.lends and not self.peer.gives_state:\n",
+        "        if self.peer.lends:\n",
+        "tests/roles/test_lender.py -k one_gives_the_state",
+    ),
+    Mutation(
         "what a lender is sent stays in its memory",
         "swarm/averaging/parts.py",
         "            kept[number] = self._keep(encoded)\n",

@@ -23,11 +23,13 @@ def join(
     code: str | None = None,
     block: bool | None = None,
     lends: bool = False,
+    gives_state: bool = False,
 ) -> Participation | None:
     """See `dedloc_kit.join` and `dedloc_kit.lend`."""
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
     chosen = {key: value for key, value in settings.items() if value is not None}
-    given = {**chosen, "drive_only": drive_only, "hosts_experts": host_experts, "lends": lends}
+    flags = {"drive_only": drive_only, "hosts_experts": host_experts, "lends": lends, "gives_state": gives_state}
+    given = {**chosen, **flags}
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)

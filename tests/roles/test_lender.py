@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hivemind.p2p import P2P, PeerID
 
 import dedloc_kit
 from dedloc_kit.cli.main import parser
@@ -18,27 +19,55 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.roles import lender
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header
+from dedloc_kit.swarm.transfer.service import TransferService
 from tests.invitations import invited
 from tests.roles.test_stage_volunteer import staged_run
-from tests.swarm.harness import Swarm
+from tests.swarm.harness import Peer, Swarm, outside
 from tests.tiny import tiny_run
 
 
-def test_a_lender_takes_all_steps_and_reduces_and_everyone_finds_what_it_carried(tmp_path: Path) -> None:
+def asked_for_its_state(swarm: Swarm, donor: Peer) -> Header:
+    """What it answers to somebody outside."""
+
+    async def ask(p2p: P2P) -> Header:
+        service = Names(swarm.run.run_id).service(TransferService.name)
+        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor.joined.peer), service)
+        header = await request_header(Request(what="state"), Stream(reader, writer))
+        writer.close()
+        return header
+
+    swarm.invitation = swarm.invitation.model_copy(update={"peers": donor.joined.addresses})
+    found: Header = outside(swarm, ask)
+    return found
+
+
+def test_lenders_take_all_steps_and_reduce_and_of_two_one_gives_the_state_and_everyone_finds_what_they_carried(
+    tmp_path: Path,
+) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator()
         start = tmp_path / "start"
         environment = {"TINY_PAUSE": "0.02", "START_FILE": str(start)}
         giver = swarm.volunteer("giver", environment, client_mode=True, microbatch=4)
         helper = swarm.volunteer("lender", lends=True, client_mode=False)
-        lent = helper.joined.peer
-        seen = coordinator.wait_for(Peers, lambda event: lent in {peer.peer for peer in event.peers})
+        keeper = swarm.volunteer("keeper", lends=True, gives_state=True, client_mode=False)
+        lent, kept = helper.joined.peer, keeper.joined.peer
+        seen = coordinator.wait_for(Peers, lambda event: {lent, kept} <= {peer.peer for peer in event.peers})
         start.touch()
         step = coordinator.wait_for(StepDone, lambda event: lent in event.step.carried)
         told = helper.wait_for(LocalProgress, lambda event: bool(event.carried))
         giver.wait_for_step(step.step.step)
-    assert [peer.follower for peer in seen.peers if peer.peer == lent] == [True]
-    assert lent not in step.contributions
+        keeper.wait_for_step(step.step.step)
+        states = {peer.name: asked_for_its_state(swarm, peer) for peer in (helper, keeper)}
+    assert [peer.follower for peer in seen.peers if peer.peer in (lent, kept)] == [True, True]
+    assert states["lender"].answer == "nothing"
+    assert states["keeper"].answer == "here"
+    assert int(states["keeper"].version.partition("/")[0]) >= step.step.step
+    assert states["keeper"].total > 4 * coordinator.joined.parameters
+    assert not {lent, kept} & set(step.contributions)
     carried = step.step.carried[lent]
     assert carried.name == "lender"
     assert 0 < carried.bytes < 2 * 4 * coordinator.joined.parameters + 200, "a part up and an average down at most"
@@ -86,9 +115,13 @@ def test_a_notebook_and_a_terminal_lend_in_the_same_way(monkeypatch: pytest.Monk
     monkeypatch.setattr("dedloc_kit.session.session.Session", session)
     monkeypatch.setattr("dedloc_kit.session.display.watch", lambda _: None)
     monkeypatch.setattr("dedloc_kit.cli.commands.lend.code_for", lambda _: "")
-    dedloc_kit.lend("run.json", name="Lena")
-    options = parser().parse_args(["lend", "run.json", "--name", "Lena", "--swarm-port", "31337"])
-    assert options.call(options) == 0
-    assert [(each["where"], each["name"], each["lends"]) for each in begun] == [("run.json", "Lena", True)] * 2
+    asked = ("where", "name", "lends", "gives_state")
+    for gives in (False, True):
+        begun.clear()
+        dedloc_kit.lend("run.json", name="Lena", give_state=gives)
+        words = ["lend", "run.json", "--name", "Lena", "--swarm-port", "31337", *gives * ["--give-state"]]
+        options = parser().parse_args(words)
+        assert options.call(options) == 0
+        assert [[each[key] for key in asked] for each in begun] == [["run.json", "Lena", True, gives]] * 2
     assert begun[1]["port"] == 31337
     assert PeerConfig(folder=Path("x"), **{k: v for k, v in begun[1].items() if k != "where"}).devices == "cpu"
