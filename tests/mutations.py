@@ -1435,7 +1435,7 @@ MUTATIONS = (
     Mutation(
         "a call names no session",
         "swarm/pipeline/client.py",
-        'call.model_copy(update={"session": self._session})',
+        'call.model_copy(update={"session": self.session})',
         "call",
         "tests/swarm/pipeline/test_driver.py -k stood_still",
     ),
