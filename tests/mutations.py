@@ -1365,7 +1365,7 @@ MUTATIONS = (
     Mutation(
         "a microbatch whose answer is lost is added by two peers of a stage",
         "swarm/pipeline/driver.py",
-        'last = client.peer if call.what == "backward" and failures < REFUSALS else ""',
+        'last = client.peer if call.what == "backward" and failures < FAILURES else ""',
         'last = ""',
         "tests/swarm/pipeline/test_driver.py -k answer_that_is_lost",
     ),
