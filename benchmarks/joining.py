@@ -4,8 +4,8 @@ First the download alone: a model's parameters and LAMB's moments, from one dono
 uplinks, and by several newcomers at once; ours and hivemind's load_state_from_peers. The limit is the time that the
 lines must be busy at least: the newcomers' downlinks or all donors' uplinks, whichever takes longer. Then a volunteer
 from the start of its process to its first sample that counts, in a run that is under way. With `--full STREAMS` only
-this: the coordinator's line carries so many streams already, and a newcomer takes the state from the coordinator, and
-from a folder on another host over HTTP.
+this: the coordinator's line carries so many streams already, and a newcomer takes the state from the coordinator, from
+it and a helper that holds the state too, and from a folder on another host over HTTP.
 """
 
 import argparse
@@ -177,19 +177,20 @@ def _limit(case: Case, options: argparse.Namespace) -> float | None:
 
 
 def _beside_streams(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Shares of the newcomer's own line at which the state comes from the coordinator, and from a bucket; the hosts are
-    the coordinator, the newcomer, the bucket's server and one that takes what fills the line."""
+    """Shares of the newcomer's own line at which the state comes from the coordinator, from it and a helper, and from a
+    bucket; the hosts are the coordinator, the newcomer, the bucket's server, one that takes what fills the line, and
+    the helper."""
     line = options.network
     wide = Line(10 * line.up_mbit, 10 * line.down_mbit, line.delay_ms)
     limit = _state_bytes(options) * 8e-6 / float(line.down_mbit)
     with ExitStack() as stack:
-        network = stack.enter_context(Network(4, line.up_mbit, line.delay_ms, {2: wide, 3: wide}))
+        network = stack.enter_context(Network(5, line.up_mbit, line.delay_ms, {2: wide, 3: wide}))
         peers: list[Peer] = []
         addresses: list[str] = []
-        for k in range(2):
+        for k in (0, 1, 4):
             job = {
                 "kind": "ours",
-                "donor": k == 0,
+                "donor": k != 1,
                 "parameters": options.parameters,
                 "state": options.optimizer_state,
                 "host": network.address(k),
@@ -199,8 +200,8 @@ def _beside_streams(options: argparse.Namespace, folder: Path) -> dict[str, Any]
             peer = Peer("benchmarks.lib.joining_peer", job, name=f"full{k}", folder=folder, prefix=network.run_in(k))
             peers.append(stack.enter_context(peer))
             addresses = addresses or list(_joined(peer)["addresses"])
-        coordinator, newcomer = peers
-        known = {event["peer"]: event["addresses"] for event in map(_joined, peers[:1])}
+        coordinator, newcomer, helper = peers
+        first, second = ({event["peer"]: event["addresses"]} for event in map(_joined, (coordinator, helper)))
         shown = folder / "shown"
         coordinator.send({"do": "put", "folder": str(shown)})
         digest = coordinator.wait_for("put", deadline=_START_SECONDS)["digest"]
@@ -225,7 +226,8 @@ def _beside_streams(options: argparse.Namespace, folder: Path) -> dict[str, Any]
         time.sleep(_FILL_SECONDS)
         ways = {
             "from the bucket": {"do": "take", "url": f"http://{server}:8000/", "digest": digest},
-            "from the coordinator": {"do": "fetch", "donors": known},
+            "from both": {"do": "fetch", "donors": first | second},
+            "from the coordinator": {"do": "fetch", "donors": first},
         }
         shares: dict[str, list[float]] = {way: [] for way in ways}
         for way, command in ways.items():
