@@ -6149,6 +6149,20 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
     ),
     Mutation(
+        "a short batch is taken by a group without those who have most of it",
+        "swarm/rounds/rounds.py",
+        "whole = self._full(samples) and samples >= self._run.global_batch",
+        "whole = self._full(samples)",
+        "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
+    ),
+    Mutation(
+        "who has stood still takes drivers for gone that have not heard it again",
+        "swarm/pipeline/member.py",
+        "                self._hears = _clock() + HEARD_SECONDS\n",
+        "",
+        "tests/swarm/pipeline/test_member.py -k stood_still",
+    ),
+    Mutation(
         "a round begins before it is known how much its batch holds",
         "swarm/rounds/rounds.py",
         "return samples >= self.batch.wanted and self._grouping",

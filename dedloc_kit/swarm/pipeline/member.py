@@ -43,6 +43,8 @@ LOOK_SECONDS = 0.1
 STILL_SECONDS = 4.0
 """After so long between two of these looks this peer has stood still, as a computer that slept: drivers may have taken
 it for gone (`client.GONE_SECONDS`). What they heard of it last may be a second old, and what it says next be late."""
+HEARD_SECONDS = 5.0
+"""By then drivers that have taken this peer for gone follow it again, and it knows what they have begun."""
 BESIDE = 1
 """Microbatches that a driver has on their way beside one for each stage."""
 
@@ -102,13 +104,14 @@ class PipelineMember:
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
         self._full = _Full(-1, math.inf, 0)
-        self._looked = 0.0
+        self._looked = self._hears = 0.0
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
 
     def wanted(self) -> float:
         """How many samples the batch of the next step has in all; infinity while that is not known."""
         full = self._full
-        known = self._held is not None and full.step == self._held.step and not self._stood_still()
+        hears = not self._stood_still() and _clock() >= self._hears
+        known = self._held is not None and full.step == self._held.step and hears
         return full.wanted if known else math.inf
 
     def beside(self) -> int:
@@ -245,6 +248,7 @@ class PipelineMember:
             if self._stood_still():
                 _log.warning("this computer stood still; what it had of the step is computed again")
                 await self.turns.run(BACKWARD, held.begin_anew)
+                self._hears = _clock() + HEARD_SECONDS
             begun, step = self._drivers.told(), held.step
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun

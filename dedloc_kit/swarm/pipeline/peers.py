@@ -23,6 +23,9 @@ AVOIDED_SECONDS, BUSY_SECONDS = 3.0, 0.1
 BARRED_SECONDS = 1800.0
 """For which a peer gets no work that has answered what is wrong."""
 TICK_SECONDS = 0.5
+FOLLOWED_SECONDS = 1.0
+"""After which a peer that is gone is followed again: it counts a driver for gone whose line is not back
+(`begun.GONE_SECONDS`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +104,7 @@ class StagePeers:
         self._astray = set[str]()
         self._lost: dict[str, _Lost] = {}
         self._gone: dict[str, str] = {}  # taken for gone, and in which session
+        self._again: dict[str, float] = {}  # when each is followed again
 
     @property
     def step(self) -> int | None:
@@ -212,8 +216,9 @@ class StagePeers:
             offers = self._offers()
             self._lost = {peer: lost for peer, lost in self._lost.items() if peer in offers}
             self._gone = {peer: session for peer, session in self._gone.items() if peer in offers}
+            self._again = {peer: at for peer, at in self._again.items() if at > now}
             for peer, offer in offers.items():
-                known = peer in self._clients or peer in self._avoided
+                known = peer in self._clients or peer in self._again
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
                     continue
                 stage = self._stages[offer.stage]
@@ -266,6 +271,7 @@ class StagePeers:
         self._astray.discard(client.peer)
         self._compare(client.stage)
         self.avoid(client.peer, AVOIDED_SECONDS)
+        self._again[client.peer] = time.monotonic() + FOLLOWED_SECONDS
         await client.close()
         if client.step >= 0:
             self._gone[client.peer] = client.session

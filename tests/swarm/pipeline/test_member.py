@@ -30,7 +30,8 @@ class Peer:
         model = stage.build_model()
         self.held = held = StageComputer(stage, model, Sums(model), most=100)
         self.member = member = PipelineMember.__new__(PipelineMember)
-        member._held, member._driver, member._full, member._looked = held, None, members._Full(-1, math.inf, 0), 0.0
+        member._held, member._driver, member._full = held, None, members._Full(-1, math.inf, 0)
+        member._looked = member._hears = 0.0
         member._run, member.turns = cast(Any, SimpleNamespace(global_batch=BATCH)), Turns()
         self.told = {"d": Begun(step=0, samples=BATCH, final=True)}
         member._drivers = cast(Any, SimpleNamespace(told=lambda: dict(self.told)))
@@ -65,7 +66,13 @@ def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypat
         assert member.wanted() == math.inf
         member.turns.take(SECONDS)
         assert peer.held.session != before
-        await until(lambda: member.wanted() == BATCH)
+        await until(lambda: member._hears > now[0])
+        await asyncio.sleep(3 * members.LOOK_SECONDS)
+        assert member.wanted() == math.inf, "drivers are not heard again at once"
+        for _ in range(2):
+            now[0] += members.HEARD_SECONDS / 2
+            await until(lambda: member._looked == now[0])
+        assert member.wanted() == BATCH
 
     peer.run(living)
 
