@@ -6149,6 +6149,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
     ),
     Mutation(
+        "whoever is called takes a step of a stage without knowing what it holds",
+        "swarm/rounds/rounds.py",
+        "return self.batch.follows and (self._profile.follower or not self.batch.is_said)",
+        "return self.batch.follows",
+        "tests/swarm/rounds/test_optimizer.py -k before_that_is_known",
+    ),
+    Mutation(
         "a short batch is taken by a group without those who have most of it",
         "swarm/rounds/rounds.py",
         "whole = self._full(samples) and samples >= self._run.global_batch",

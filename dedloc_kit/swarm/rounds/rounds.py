@@ -265,7 +265,7 @@ class Rounds:
         lacking = self.batch.is_said and not whole and samples < (swarm := self.swarm_samples()) and self._full(swarm)
         if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
-        elif self._full(samples) or (group.called and self.batch.follows) or self._full_for_all(samples, in_sync):
+        elif self._full(samples) or (group.called and self._may_follow) or self._full_for_all(samples, in_sync):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
@@ -278,6 +278,11 @@ class Rounds:
             wanted = self.batch.wanted
             least = 0 if math.isinf(wanted) else int(wanted)  # who is called may not know it
             self._averager.begin(group, contribution, patience, limit, work=self._tally.work, least=least)
+
+    @property
+    def _may_follow(self) -> bool:
+        """Who computes a stage is told soon what its batch holds, and is the one to see that all of that is there."""
+        return self.batch.follows and (self._profile.follower or not self.batch.is_said)
 
     def _full(self, samples: int) -> bool:
         return samples >= self.batch.wanted and self._grouping.enough_samples(samples)

@@ -390,6 +390,9 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
     for _ in range(2 * BATCH // MICROBATCH):
         me.compute(1.0)
     assert (me.averager.brought, me.optimizer.closed) == ([], False)
+    me.averager.group.called = True  # by one that may turn away from whoever brings less than it knows of
+    me.optimizer.boundary()
+    assert not me.averager.brought
     wanted[0] = 2 * BATCH + MICROBATCH
     me.optimizer.boundary()
     assert (me.averager.brought, me.optimizer.closed) == ([], False)
