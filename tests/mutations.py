@@ -6149,6 +6149,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
     ),
     Mutation(
+        "a driver that has stood still fills a batch that seems empty to it",
+        "swarm/pipeline/driver.py",
+        "and time.monotonic() >= self._rests_until",
+        "",
+        "tests/swarm/pipeline/test_driver.py -k rests",
+    ),
+    Mutation(
         "whoever is called takes a step of a stage without knowing what it holds",
         "swarm/rounds/rounds.py",
         "return self.batch.follows and (self._profile.follower or not self.batch.is_said)",

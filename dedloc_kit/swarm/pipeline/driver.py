@@ -101,7 +101,7 @@ class Driver:
         self._at: dict[int, tuple[int, str]] = {}  # by microbatch: the stage where it is or goes to, and which way
         self._again: deque[Batch] = deque()
         self._stopped = False
-        self._step_since = 0.0
+        self._step_since = self._rests_until = 0.0
 
     # What others see
 
@@ -155,6 +155,10 @@ class Driver:
         self._stopped = False
         self._changes.tell()
 
+    def rest(self, seconds: float) -> None:
+        """Begin none for so long: what is known of other drivers is of before."""
+        self._rests_until = time.monotonic() + seconds
+
     @property
     def idle(self) -> bool:
         """Is there nothing left that needs this driver?"""
@@ -198,7 +202,7 @@ class Driver:
 
     def _may_begin(self) -> bool:
         self._account()
-        free = self.in_flight < self._settings.in_flight
+        free = self.in_flight < self._settings.in_flight and time.monotonic() >= self._rests_until
         return self._peers.ready and not self.begun.final and free and self._turn() and self._kept.fits
 
     def _turn(self) -> bool:

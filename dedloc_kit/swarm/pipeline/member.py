@@ -249,6 +249,8 @@ class PipelineMember:
                 _log.warning("this computer stood still; what it had of the step is computed again")
                 await self.turns.run(BACKWARD, held.begin_anew)
                 self._hears = _clock() + HEARD_SECONDS
+                if self._driver is not None:
+                    self._driver.rest(HEARD_SECONDS)
             begun, step = self._drivers.told(), held.step
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun

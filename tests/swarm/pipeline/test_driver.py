@@ -174,6 +174,15 @@ def test_what_a_peer_had_that_has_stood_still_counts_once(pipeline: Pipeline) ->
     pipeline.until(lambda: driver.again > 0)
 
 
+def test_a_driver_rests_that_is_to_hear_of_others_first(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", [])
+    pipeline.until(lambda: driver._peers.ready)
+    pipeline.loop.soon(driver.rest, 60.0)
+    pipeline.until(lambda: driver._rests_until > 0 and not driver._may_begin())
+    pipeline.loop.soon(driver.rest, 0.0)
+    pipeline.until(driver._may_begin)
+
+
 def test_a_silent_peer_is_left(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped (SIGSTOP): its connections stand, and nothing comes any more."""
     monkeypatch.setattr(client, "MIN_PATIENCE", 2.5)

@@ -56,7 +56,9 @@ def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypat
     """Else it would bring what others have computed again meanwhile."""
     now, peer = [100.0], Peer()
     monkeypatch.setattr(members, "_clock", lambda: now[0])
-    member, before = peer.member, peer.held.session
+    member, before, rests = peer.member, peer.held.session, list[float]()
+    member._driver = cast(Any, SimpleNamespace(rest=rests.append, begun=peer.told["d"], is_behind=lambda _: False))
+    member._signer = cast(Any, SimpleNamespace(peer="d"))
 
     async def living() -> None:
         await until(lambda: member.wanted() == BATCH)
@@ -67,6 +69,7 @@ def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypat
         member.turns.take(SECONDS)
         assert peer.held.session != before
         await until(lambda: member._hears > now[0])
+        assert rests == [members.HEARD_SECONDS]
         await asyncio.sleep(3 * members.LOOK_SECONDS)
         assert member.wanted() == math.inf, "drivers are not heard again at once"
         for _ in range(2):
