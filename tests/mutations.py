@@ -1407,8 +1407,8 @@ MUTATIONS = (
     Mutation(
         "a batch may be full for who has not looked since it stood still",
         "swarm/pipeline/member.py",
-        " and not self._stood_still()",
-        "",
+        "hears = not self._stood_still() and _clock() >= self._hears",
+        "hears = _clock() >= self._hears",
         "tests/swarm/pipeline/test_member.py",
     ),
     Mutation(
