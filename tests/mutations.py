@@ -1482,6 +1482,13 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k was_taken_for_gone",
     ),
     Mutation(
+        "a stage peer that was lost is followed no sooner than it gets work again",
+        "swarm/pipeline/peers.py",
+        "known = peer in self._clients or peer in self._again",
+        "known = peer in self._clients or peer in self._avoided",
+        "tests/swarm/pipeline/test_driver.py -k was_taken_for_gone",
+    ),
+    Mutation(
         "a driver has a stage peer begin anew as often as it likes",
         "swarm/pipeline/service.py",
         "        self._anew[peer] = now\n",

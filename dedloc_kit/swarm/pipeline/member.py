@@ -42,7 +42,7 @@ LOOK_SECONDS = 0.1
 """How often it is looked what a batch holds in all."""
 STILL_SECONDS = 4.0
 """After so long between two of these looks this peer has stood still, as a computer that slept: drivers may have taken
-it for gone (`client.GONE_SECONDS`). What they heard of it last may be a second old, and what it says next be late."""
+it for gone (`client.SILENT_SECONDS`). What they heard of it last may be a second old, and what it says next be late."""
 HEARD_SECONDS = 5.0
 """By then drivers that have taken this peer for gone follow it again, and it knows what they have begun."""
 BESIDE = 1

@@ -73,10 +73,12 @@ class _Lost(NamedTuple):
 
     :ivar since: by the clock of the directory
     :ivar reset: is it not reached, or is it only silent?
+    :ivar session: in which it had what it was sent
     """
 
     since: float
     reset: bool
+    session: str
 
 
 class StagePeers:
@@ -103,7 +105,6 @@ class StagePeers:
         self._barred: dict[str, float] = {}
         self._astray = set[str]()
         self._lost: dict[str, _Lost] = {}
-        self._gone: dict[str, str] = {}  # taken for gone, and in which session
         self._again: dict[str, float] = {}  # when each is followed again
 
     @property
@@ -215,14 +216,13 @@ class StagePeers:
             self._barred = {peer: until for peer, until in self._barred.items() if until > now}
             offers = self._offers()
             self._lost = {peer: lost for peer, lost in self._lost.items() if peer in offers}
-            self._gone = {peer: session for peer, session in self._gone.items() if peer in offers}
             self._again = {peer: at for peer, at in self._again.items() if at > now}
             for peer, offer in offers.items():
                 known = peer in self._clients or peer in self._again
                 if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
                     continue
-                stage = self._stages[offer.stage]
-                client = self._clients[peer] = StageClient(self._opener, peer, stage, self._gone.get(peer, ""))
+                stage, gone = self._stages[offer.stage], self._lost[peer].session if peer in self._lost else ""
+                client = self._clients[peer] = StageClient(self._opener, peer, stage, gone)
                 tasks.create_task(self._follow(client, driving))
             await self._changes.wait(TICK_SECONDS)
 
@@ -256,7 +256,6 @@ class StagePeers:
     async def _follow(self, client: StageClient, driving: Driving) -> None:
         def heard() -> None:
             self._lost.pop(client.peer, None)
-            self._gone.pop(client.peer, None)
             self._compare(client.stage)
             driving.heard(client)
 
@@ -265,7 +264,7 @@ class StagePeers:
         except CallFailed as failed:
             _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
             if client.step >= 0 or client.peer in self._lost:
-                before = self._lost.get(client.peer, _Lost(float(get_dht_time()), reset=False))
+                before = self._lost.get(client.peer, _Lost(float(get_dht_time()), reset=False, session=client.session))
                 self._lost[client.peer] = before._replace(reset=isinstance(failed, PeerGone))
         del self._clients[client.peer]
         self._astray.discard(client.peer)
@@ -274,5 +273,4 @@ class StagePeers:
         self._again[client.peer] = time.monotonic() + FOLLOWED_SECONDS
         await client.close()
         if client.step >= 0:
-            self._gone[client.peer] = client.session
             driving.lost(client)

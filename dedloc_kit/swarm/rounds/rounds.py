@@ -259,10 +259,10 @@ class Rounds:
             return
         samples = samples_of(self.counting, self.samples, in_sync, rows)
         self._companions.look(self._other_rows.seen())
-        # Without those who leave the group cannot average, and one half of a swarm must not.
         # A batch that is short, for a driver has died, or seems to have, is not taken without any that there is.
         whole = self._full(samples) and samples >= self._run.global_batch
         lacking = self.batch.is_said and not whole and samples < (swarm := self.swarm_samples()) and self._full(swarm)
+        # Without those who leave the group cannot average, and one half of a swarm must not.
         if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
         elif self._full(samples) or (group.called and self._may_follow) or self._full_for_all(samples, in_sync):

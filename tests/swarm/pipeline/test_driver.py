@@ -200,7 +200,8 @@ def test_a_silent_peer_is_left(pipeline: Pipeline, monkeypatch: pytest.MonkeyPat
 def test_what_a_peer_had_that_was_taken_for_gone_and_was_not_counts_once(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its line alone was silent, and it has not stood still."""
+    """Its line alone was silent, and it has not stood still. It is followed again before it gets work."""
+    monkeypatch.setattr(peers, "AVOIDED_SECONDS", 600.0)
     monkeypatch.setattr(client, "SILENT_SECONDS", 1.5)
     monkeypatch.setattr(client, "AGAIN_SECONDS", 0.0)
     pipeline.slow("1a")
