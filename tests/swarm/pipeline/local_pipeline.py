@@ -271,6 +271,10 @@ class Pipeline:
     def samples(self, but: Sequence[str] = ()) -> list[int]:
         return [sum(peer.sums.samples for peer in self.of(stage, but)) for stage in range(STAGES)]
 
+    def added(self, name: str) -> int:
+        """How many microbatches this peer has added."""
+        return sum(given.call.what == "backward" for given in self.peers[name].calls)
+
     def step(self, but: Sequence[str] = ()) -> None:
         """All stages take the global step, and begin anew."""
         for stage in range(STAGES):
