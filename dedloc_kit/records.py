@@ -112,6 +112,8 @@ class Contribution(Record):
     answered: Annotated[dict[PeerId, Count], Field(max_length=MAX_CONFIRMED)] = {}
     """Tokens that hosts of experts have answered for this peer since it started, forward and backward, once for each
     expert that they went to; of some of the hosts, where there are more."""
+    batch: Count | None = None
+    """In a stage: how many samples the batch of this step holds in all, if this peer knows what drivers have begun."""
 
 
 class DecayOrder(Record):

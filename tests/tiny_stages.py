@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,11 @@ class Whole(nn.Module):
 
 
 class TinyStages:
-    """Batches follow from a seed: the labels are the ids before."""
+    """Batches follow from a seed: the labels are the ids before.
+
+    In the environment of one worker `TINY_PAUSE=0.05` slows down what it drives, and `START_FILE=PATH` holds its data
+    back whenever that file does not exist.
+    """
 
     sample_tokens = LENGTH
 
@@ -99,9 +104,10 @@ class TinyStages:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
-        wait_for_start()
         generator = torch.Generator().manual_seed(seed)
         while True:
+            wait_for_start()
+            time.sleep(float(os.environ.get("TINY_PAUSE", "0")))
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -23,7 +24,8 @@ from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.swarm.pipeline.member import PipelineMember
+from dedloc_kit.swarm.pipeline.client import AGAIN_SECONDS, SILENT_SECONDS
+from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember
 from dedloc_kit.swarm.pipeline.moving import Mover
 from tests.invitations import invited
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
@@ -48,23 +50,25 @@ def staged_run(**pipeline: Any) -> RunConfig:
 class Staged:
     """A coordinator and volunteers in each stage, `0a`, `0b`, `1a`, ..."""
 
-    def __init__(self, folder: Path) -> None:
-        self.run, self.folder = staged_run(), folder
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.run, self.folder, self.steps = staged_run(), folder, steps
+        self._settings = {**SETTINGS, "until_step": steps}
         self.told = folder / "told"
         self.told.mkdir()
         self.swarm = Swarm(self.run, folder)
-        self.coordinator = self.swarm.coordinator(**SETTINGS)
+        self.coordinator = self.swarm.coordinator(**self._settings)
         self.start = folder / "start"
         self.peers: dict[str, Peer] = {}
 
-    def fill(self, *idle: str, alone: Collection[int] = ()) -> None:
+    def fill(self, *idle: str, alone: Collection[int] = (), clients: Collection[str] = ()) -> None:
         """:param idle: who drives nothing
         :param alone: stages with one volunteer
+        :param clients: who cannot be reached
         """
         names = [
             f"{stage}{letter}" for letter in "ab" for stage in range(STAGES) if letter == "a" or stage not in alone
         ]
-        self.peers |= {name: self.add(name, drives=name not in idle) for name in names}
+        self.peers |= {name: self.add(name, drives=name not in idle, client_mode=name in clients) for name in names}
         for peer in self.peers.values():
             assert peer.joined.step == 0
         self.start.touch()
@@ -73,9 +77,9 @@ class Staged:
         """All who have stayed hold what one process does that computes the same microbatches."""
         for peer in self.peers.values():
             peer.wait_for(Left)
-        self.coordinator.wait_for_step(STEPS)
+        self.coordinator.wait_for_step(self.steps)
         assert self.coordinator.worker.stop() == 0
-        steps, batches = self.coordinator.steps, self.batches(STEPS)
+        steps, batches = self.coordinator.steps, self.batches(self.steps)
         assert [event.step.samples for event in steps] == [ROWS * len(each) for each in batches]
         assert all(event.step.samples >= BATCH for event in steps)
         expected, found = plain_loop(self.run, batches), self.coordinator.parameters()
@@ -88,7 +92,7 @@ class Staged:
     def add(self, name: str, *, drives: bool = True, chosen: bool = True, **settings: Any) -> Peer:
         environment = {TOLD: str(self.told), "START_FILE": str(self.start if drives else self.folder / "never")}
         stage = int(name[0]) if chosen else None
-        return self.swarm.volunteer(name, environment, **{"stage": stage, **SETTINGS, **settings})
+        return self.swarm.volunteer(name, environment, **{"stage": stage, **self._settings, **settings})
 
     def drivers(self) -> set[str]:
         """Peer ids of those whose microbatches were added anywhere."""
@@ -96,6 +100,11 @@ class Staged:
 
     def lines(self) -> list[str]:
         return [line for file in self.told.glob("*.jsonl") for line in file.read_text().splitlines()]
+
+    def wait_for_more(self) -> None:
+        """Until it is in the middle of a step."""
+        lines = len(self.lines())
+        wait_until(lambda: len(self.lines()) > lines + 3, "nothing is added")
 
     def batches(self, steps: int) -> list[list[dict[str, torch.Tensor]]]:
         """Of each global step, as the stages have added them; each of them has the same."""
@@ -230,8 +239,8 @@ def test_at_the_end_of_the_run_a_driver_stays_until_all_stages_have_the_last_ste
 
 
 @pytest.fixture
-def staged(tmp_path: Path) -> Iterator[Staged]:
-    found = Staged(tmp_path)
+def staged(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Staged]:
+    found = Staged(tmp_path, steps=getattr(request, "param", STEPS))
     with found.swarm:
         yield found
 
@@ -274,18 +283,43 @@ def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: St
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_what_a_peer_had_that_is_gone_is_done_again_by_others(staged: Staged, number: signal.Signals) -> None:
+def test_what_a_peer_had_that_is_killed_is_done_again_by_others(staged: Staged) -> None:
     staged.fill("1b", alone=(0, 2))  # as few processes as it takes
     gone = staged.peers.pop("1b")
     gone.wait_for_step(2)
-    lines = len(staged.lines())
-    wait_until(lambda: len(staged.lines()) > lines + 3, "nothing is added")
-    signalled(gone, number)
+    staged.wait_for_more()
+    signalled(gone, signal.SIGKILL)
+    staged.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staged", [8], indirect=True)
+def test_steps_are_those_of_one_process_though_some_stand_still_some_are_behind_firewalls_and_one_comes_late(
+    staged: Staged,
+) -> None:
+    """One stands still for less, and one for longer, than others wait until they take a peer for gone. These two drive
+    nothing: what a driver has begun that stands still for so long may count in some stages only."""
+    staged.fill("1b", "2a", clients=("0b", "2b"))
+    shorter, longer, gone = staged.peers["1b"], staged.peers["2a"], SILENT_SECONDS + AGAIN_SECONDS
+    shorter.wait_for_step(2)
+    late = staged.peers["2c"] = staged.add("2c")
+    staged.wait_for_more()
     try:
-        staged.check()
+        for peer in (shorter, longer):
+            signalled(peer, signal.SIGSTOP)
+        staged.start.unlink()  # what has been made of the data is enough to go on with
+        time.sleep((STILL_SECONDS + gone) / 2)
+        signalled(shorter, signal.SIGCONT)
+        time.sleep(gone + 2 - (STILL_SECONDS + gone) / 2)
     finally:
-        gone.worker.kill()
+        for peer in (shorter, longer):
+            signalled(peer, signal.SIGCONT)
+    assert 0 < late.joined.step < staged.steps
+    staged.start.touch()
+    staged.check()
+    assert late.joined.peer in staged.drivers()
+    for peer in (shorter, longer):
+        assert "this computer stood still" in peer.worker.log.read_text(errors="replace")
 
 
 @pytest.mark.slow

@@ -397,6 +397,9 @@ class AllReduce:
         member = self.plan.members.index(sender) if sender in self.plan.members else self.mine
         if member in self.handshake.met or (self.over and self._end.exception() is not None):
             return
+        if not introduction:
+            self.lose(member, "turned away", "left in the middle", blame=False)
+            return
         link = Link(stream)
         try:
             self.handshake.meet(member, introduction)

@@ -81,15 +81,13 @@ class Averager:
         patience: Patience,
         limit: float,
         work: tuple[bytes, ...] = (),
-        least: int = 0,
     ) -> None:
         """Average with the group as soon as it stands.
 
         :param limit: seconds for the whole all-reduce
-        :param least: samples that the members must bring, if that is more than a global batch
         :param work: a line for each microbatch (`pledge.Work`) where members are checked
         """
-        self._host.call(AveragingService.begin, group.number, Start(mine, patience, limit, work, least))
+        self._host.call(AveragingService.begin, group.number, Start(mine, patience, limit, work))
 
     def call_off(self, group: PendingGroup) -> None:
         """Leave the group, unless its round has begun."""

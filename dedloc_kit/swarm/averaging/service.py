@@ -5,6 +5,7 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import time
@@ -63,8 +64,6 @@ class Start:
     """Seconds for the whole all-reduce."""
     work: tuple[bytes, ...] = ()
     """A line for each microbatch (`pledge.Work`) where members are checked."""
-    least: int = 0
-    """Samples that the members must bring, if that is more than a global batch."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,7 @@ class Opening(Record):
 
     group: Digest
     introduction: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
+    """Nothing where the member turns away: in a stage the others cannot go on without it, and need not wait for it."""
 
 
 class _Round:
@@ -121,11 +121,20 @@ class _Round:
     def __init__(self, request: GroupRequest) -> None:
         loop = asyncio.get_running_loop()
         self.request, self.task = request, asyncio.current_task()
+        self.group: Group | None = None
+        self.turned_away: frozenset[str] = frozenset()
+        """The member that has left its group."""
         self.found: asyncio.Future[Found] = loop.create_future()
         self.called: asyncio.Future[None] = loop.create_future()
         """Done when a member has begun, who so thinks that the batch is full."""
         self.start: asyncio.Future[Start] = loop.create_future()
         self.runner: asyncio.Future[AllReduce] = loop.create_future()
+
+    def turn_away(self, peer: str) -> None:
+        """Call the round off, for this member has left its group."""
+        if self.group is not None and peer in self.group.peers and self.task is not None:
+            self.turned_away = frozenset({peer})
+            self.task.cancel()
 
     def end(self) -> None:
         for future in (self.found, self.called, self.runner):
@@ -180,7 +189,9 @@ class AveragingService(Service):
         try:
             return await self._find_and_average(current)
         except asyncio.CancelledError:
-            return RoundResult("failed", detail="called off")
+            if not current.turned_away:
+                await self._turn_away(current)
+            return RoundResult("failed", detail="called off", culprits=current.turned_away)
         except NoGroup as error:
             return RoundResult("failed", detail=str(error), named=frozenset({error.leader} - {""}))
         finally:
@@ -245,7 +256,7 @@ class AveragingService(Service):
             began = time.monotonic()
             group = await self._groups.find(current.request)
         over = gave_up(self._signer.peer, (), ())
-        self._standing[group.id] = current
+        self._standing[group.id], current.group = current, group
         try:
             current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
             if not self._rules.grouping.enough_members(len(group.members), group.expected_size):
@@ -334,7 +345,7 @@ class AveragingService(Service):
         self._coding.sent.begin(float(start.mine.samples))
         introduction, coding = await self._pledge(group, start, plan, flat)
         weigh = self._rules.grouping.weigh
-        check = partial(self._check, start.least)
+        check = partial(self._check, start.mine.batch)
         handshake = Handshake(group.peers, me, introduction, introduced, check, weigh, plan.rows)
         opening = encode(Opening(group=group.id, introduction=introduction))
         keep = in_memory if self._rules.lent is None else OnDisk(self._rules.lent)
@@ -360,10 +371,16 @@ class AveragingService(Service):
             )
         return self._signer.sign(pledged), replace(self._coding, sealed=sealed)
 
-    def _check(self, least: int, introductions: Introductions) -> None:
-        samples = introductions.samples
+    def _check(self, batch: int | None, introductions: Introductions) -> None:
+        """:param batch: what it holds in a stage, if this peer knows that; else others are to say so"""
+        samples, least = introductions.samples, self._run.global_batch
+        if self._run.stage is not None:
+            said = [each.batch for each in introductions.contributions.values() if each.batch is not None]
+            if batch is None and not said:
+                raise GroupRefused("nobody says what the batch holds")
+            least = min(said) if batch is None else batch
         if samples < least or not self._rules.grouping.enough_samples(samples):
-            raise GroupRefused(f"{samples} of {least or self._run.global_batch} samples")
+            raise GroupRefused(f"{samples} of {least} samples")
 
     def _introduced(self, peer: str, introduction: bytes, step: int, group: str) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this round and believable."""
@@ -400,6 +417,20 @@ class AveragingService(Service):
         self._coding.sent.discard()
         self._coding.averaged.discard()
 
+    async def _turn_away(self, current: _Round) -> None:
+        group = current.group
+        if group is None or not current.start.cancelled() or self._run.stage is None:
+            return  # there is none, it has begun, or the others go on without this member
+        opening = encode(Opening(group=group.id, introduction=b""))
+
+        async def tell(peer: str) -> None:
+            with contextlib.suppress(OSError):
+                async with self._endpoint.open(peer, AveragingService, opening) as stream:
+                    await stream.closed()
+
+        others = [m.peer for m in group.members if not m.client_mode and m.peer != self._signer.peer]
+        await asyncio.gather(*map(tell, others))
+
     # Called by the other members
 
     async def serve(self, peer: str, stream: Stream) -> None:
@@ -409,6 +440,10 @@ class AveragingService(Service):
             async with self._searching:
                 pass  # our leader has told others of the group first
         current = self._standing.get(opening.group)
+        if not opening.introduction and (current is None or not current.start.done()):
+            if current is not None:
+                current.turn_away(peer)
+            return
         try:
             if current is None:
                 raise RoundOver("there is no such group")

@@ -72,6 +72,11 @@ class Batch:
         return self._wanted is not None
 
     @property
+    def said(self) -> int | None:
+        """How many that are, if somebody says so and it is known."""
+        return None if self._wanted is None or math.isinf(wanted := self._wanted()) else int(wanted)
+
+    @property
     def follows(self) -> bool:
         """May it be that others know that it is full, and this peer does not?"""
         return self._wanted is None or math.isinf(self._wanted())

@@ -275,9 +275,7 @@ class Rounds:
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             limit = self._timeouts.limit + boundary
-            wanted = self.batch.wanted
-            least = 0 if math.isinf(wanted) else int(wanted)  # who is called may not know it
-            self._averager.begin(group, contribution, patience, limit, work=self._tally.work, least=least)
+            self._averager.begin(group, contribution, patience, limit, work=self._tally.work)
 
     @property
     def _may_follow(self) -> bool:
@@ -312,6 +310,7 @@ class Rounds:
             time=get_dht_time(),
             decay_order="" if self._state.decay else self._decay_order,
             answered=self._answered(self._state.step + 1),
+            batch=self.batch.said,
         )
 
     def _alone(self) -> RoundResult | None:
@@ -372,6 +371,7 @@ class Rounds:
         self._timeouts.failed(begun=begun)
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
+            self._suspicion.suspect(outcome.culprits)  # it has turned away from the group
             self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)

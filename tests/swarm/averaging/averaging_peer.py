@@ -147,7 +147,7 @@ def main() -> None:
             wait_until(lambda g=group: g.members is not None, "there is no group")  # type: ignore[misc]
             averager.call_off(group)
         else:
-            averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0, work, job["least"])
+            averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0, work)
         outcome = group.result()
         with averager.vector.held() as tensor:
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()

@@ -75,17 +75,15 @@ def a_round(
     tolerance: float = 1e-6,
     missing: int = 0,
     patience: float = 10.0,
-    least: int = 0,
 ) -> list[dict[str, Any]]:
     """One round of all members; `right` in an answer is the share of numbers that equal the weighted mean of those who
     count.
 
     :param missing: so many more peers are expected, but do not come
-    :param least: samples that they must bring, if that is more than a global batch
     """
     everyone = {m.peer: (m.samples, m.value) for m in members}
     absent = [f"absent-{number}" for number in range(missing)]
-    job = {"window": window, "all": everyone, "tolerance": tolerance, "patience": patience, "least": least}
+    job = {"window": window, "all": everyone, "tolerance": tolerance, "patience": patience}
     leaders: list[str] = []
     for member, step in zip(members, steps or (1,) * len(members), strict=True):
         others = [other.peer for other in members if other is not member]
@@ -197,12 +195,6 @@ def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None
     assert all(answer["unchanged"] for answer in answers)
     assert all(answer["members"] == 3 for answer in answers)
     assert all(answer["seconds"] < 30.0 for answer in answers), "who begins last is told, and waits for nobody"
-
-
-def test_nor_does_one_that_was_to_bring_more_than_a_global_batch(tmp_path: Path) -> None:
-    with group(tmp_path, ["", ""], samples=10) as members:
-        answers = a_round(members, patience=60.0, least=sum(member.samples for member in members) + 1)
-    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
 
 
 @pytest.mark.slow

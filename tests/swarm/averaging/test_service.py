@@ -59,6 +59,8 @@ class Party:
         self.patience = Patience(30.0, 30.0)
         self.rows: tuple[int, ...] = ()
         """Of each member; one row if there are none."""
+        self.batch: Sequence[int | None] = (None,) * len(vectors)
+        """What each says that it holds, in a stage."""
         self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
         self._shared = [SharedVector(layout) for _ in vectors]
@@ -114,13 +116,10 @@ class Party:
         """What becomes of one round, as each of them sees it."""
         self._round += 1
         tasks = []
-        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, self.samples, strict=True):
+        members = zip(self._signers, self._shared, self._vectors, self.samples, self.batch, strict=True)
+        for signer, shared, own, samples, batch in members:
             with shared.held() as flat:
                 flat.copy_(own)
-            others = frozenset(self._services) - {signer.peer}
-            request = GroupRequest(
-                step=self._round, after="", leaders=(), expected=others, unwelcome=frozenset(), window=1.0
-            )
             mine = Contribution(
                 run_id=self._run.run_id,
                 step=self._round,
@@ -130,12 +129,35 @@ class Party:
                 loss=1.0,
                 name="",
                 time=time.time(),
+                batch=batch,
             )
             service = self._services[signer.peer]
-            tasks.append(asyncio.create_task(service.average(0, request)))
+            tasks.append(self._look(signer.peer))
             await asyncio.sleep(0)  # it is known from here on
             await service.begin(0, Start(mine, self.patience, 60.0, self.work(samples)))
         return list(await asyncio.gather(*tasks))
+
+    def _look(self, peer: str) -> asyncio.Task[RoundResult]:
+        others = frozenset(self._services) - {peer}
+        request = GroupRequest(
+            step=self._round, after="", leaders=(), expected=others, unwelcome=frozenset(), window=1.0
+        )
+        return asyncio.create_task(self._services[peer].average(0, request))
+
+    async def turned_away_from(self) -> tuple[str, RoundResult]:
+        """A stranger says that it turns away from a group that stands, then the first member does: who that is, and
+        what becomes of the other's round."""
+        first, second = self._services
+        tasks = [self._look(peer) for peer in (first, second)]
+        await asyncio.sleep(0)
+        for service in self._services.values():
+            await service.found(0)
+        opening = encode(Opening(group=f"{self._round:040x}", introduction=b""))
+        async with self._line("a stranger", second, None, opening) as stream:
+            await stream.closed()
+        await self._services[first].call_off(0)
+        async with asyncio.timeout(5.0):
+            return first, (await asyncio.gather(*tasks))[1]
 
 
 class LeavesOutTheSecond(AllReduce):
@@ -184,6 +206,31 @@ def test_who_looks_for_another_group_says_at_once_that_the_last_one_is_over(tmp_
                 return messages.Says((await stream.receive(1024))[0])
 
     assert asyncio.run(late()) == messages.Says.GAVE_UP
+
+
+@pytest.mark.parametrize(
+    ("batch", "outcomes"),
+    [
+        ((None, None), ("refused", "refused")),
+        ((None, sum(SAMPLES)), ("complete", "complete")),
+        ((None, sum(SAMPLES) + 1), ("refused", "refused")),
+        ((sum(SAMPLES), 0), ("complete", "complete")),
+    ],
+    ids=["nobody says", "one says", "there is less", "less is said"],
+)
+def test_a_stage_takes_a_step_with_what_its_batch_holds_as_a_member_says_who_knows_that(
+    tmp_path: Path, batch: tuple[int | None, int | None], outcomes: tuple[str, str]
+) -> None:
+    run = tiny_run(global_batch=2 * sum(SAMPLES), averaging={"compression": "none"}).of_stage(0)
+    party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
+    party.batch = batch
+    assert tuple(result.outcome for result in asyncio.run(party.results())) == outcomes
+
+
+def test_who_turns_away_from_the_group_of_a_stage_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    party = Party(tmp_path, tiny_run(averaging={"compression": "none"}).of_stage(0), [torch.ones(20_000)] * 2)
+    first, found = asyncio.run(party.turned_away_from())
+    assert (found.outcome, found.detail, set(found.culprits)) == ("failed", "called off", {first})
 
 
 @pytest.mark.parametrize(("global_batch", "outcome"), [(SAMPLES[0], "complete"), (SAMPLES[0] + 1, "refused")])

@@ -58,10 +58,9 @@ class Averager:
         _patience: Patience,
         _limit: float,
         work: Sequence[bytes] = (),
-        least: int = 0,
     ) -> None:
         self.brought.append(mine)
-        self.work, self.least = work, least
+        self.work = work
 
     def call_off(self, group: Any) -> None:
         group.done, group.result = True, lambda: RoundResult("failed", "")
@@ -399,7 +398,7 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
     me.compute(1.0)
     me.optimizer.boundary()
     assert me.optimizer.closed
-    assert (me.averager.brought[-1].samples, me.averager.least) == (wanted[0], wanted[0])
+    assert (me.averager.brought[-1].samples, me.averager.brought[-1].batch) == (wanted[0], wanted[0])
 
 
 def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_into_the_step(tmp_path: Path) -> None:
@@ -412,7 +411,7 @@ def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_int
     me.compute(1.0)
     me.optimizer.boundary()
     assert me.optimizer.closed
-    assert (me.averager.brought[-1].samples, me.averager.least) == (BATCH + MICROBATCH, BATCH)
+    assert (me.averager.brought[-1].samples, me.averager.brought[-1].batch) == (BATCH + MICROBATCH, BATCH)
 
 
 def test_a_step_that_is_said_to_hold_nothing_is_taken_and_proves_nothing(tmp_path: Path) -> None:
@@ -427,7 +426,7 @@ def test_a_step_that_is_said_to_hold_nothing_is_taken_and_proves_nothing(tmp_pat
     for _ in range(2):  # it looks for its group, then begins
         me.optimizer.boundary()
     (mine,) = me.averager.brought
-    assert (mine.samples, mine.loss, me.averager.least) == (0, None, 0)
+    assert (mine.samples, mine.loss, mine.batch) == (0, None, 0)
     me.averager.end(RoundResult("complete", "ab" * 20, {me.peer: mine}))
     with me.averager.vector.held() as average:
         average.zero_()

@@ -88,7 +88,7 @@ class Peer:
             vector=SharedVector(self.state.layout),
             gather=self._gather,
             widen=lambda _, request: self.asked.append(request),
-            begin=lambda *told, work, least: self.begun.append(told),
+            begin=lambda *told, work: self.begun.append(told),
             call_off=lambda _: None,
         )
         exchange: Any = SimpleNamespace(averager=averager, grouping=Rows(BATCH))
