@@ -4839,6 +4839,20 @@ MUTATIONS = (
         "tests/swarm/directory/test_belief.py",
     ),
     Mutation(
+        "what an organizer said that has died is forgotten",
+        "swarm/directory/tracker.py",
+        "            self.belief.hear(organizer)\n",
+        "            pass\n",
+        "tests/swarm/directory/test_tracker.py -k left_behind_by_a_step",
+    ),
+    Mutation(
+        "the notice of another part hides what the organizer said of this one",
+        "swarm/directory/belief.py",
+        "held.intersection(self._said_last())",
+        "held.intersection([max(self._said_last())])",
+        "tests/swarm/directory/test_belief.py -k heard_and_is_away",
+    ),
+    Mutation(
         "any step may be claimed",
         "swarm/directory/belief.py",
         "mine.step <= progress.step <= limit}",

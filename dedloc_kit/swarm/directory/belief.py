@@ -1,11 +1,12 @@
 """How far the swarm is, as far as it is proven: nobody is followed because of what it alone says.
 
 Two things prove that the swarm is at a global step. The organizer says so: in its progress while it is there, and in
-its notice, which stays for a week. Or those say so who brought more than half of the samples of the last step that
-this peer took itself: whoever holds so much of a step decides about the average anyhow. What peers brought that have
-been gone for a minute does not count, so that a run outlives who leaves. A peer that has taken no step yet, or of whose
-companions nobody is left, takes the word of three holders of one state if the organizer is silent; the organizer itself
-never does. And nobody is believed who claims more steps than a swarm can have taken meanwhile.
+its notice, which stays for a week; while it is away what this peer has heard of either last, if somebody holds that. Or
+those say so who brought more than half of the samples of the last step that this peer took itself: whoever holds so
+much of a step decides about the average anyhow. What peers brought that have been gone for a minute does not count, so
+that a run outlives who leaves. A peer that has taken no step yet, or of whose companions nobody is left, takes the word
+of three holders of one state if the organizer is silent; the organizer itself never does. And nobody is believed who
+claims more steps than a swarm can have taken meanwhile.
 """
 
 import math
@@ -40,6 +41,7 @@ class Belief:
         self._me, self.organizer, self._notice = me, organizer, notice
         self.taken = Taken()
         """What this peer knows by itself."""
+        self._heard = START  # what the organizer last said in its progress; its notice is older, or of another part
         self._seen: dict[str, float] = {}
         self._looked, self._since = -math.inf, math.inf  # the last time, and since when again and again
 
@@ -59,6 +61,10 @@ class Belief:
     def reached(self, step: int, time: float) -> None:
         """This peer has got to a step that it did not take itself, and that was proven to it."""
         self.taken = Taken(step=step, time=time, samples=self.taken.samples)
+
+    def hear(self, organizer: Progress) -> None:
+        """The organizer says this of itself."""
+        self._heard = _position(organizer)
 
     def see(self, here: Collection[str], now: float) -> None:
         """These peers are there now, whether they are under suspicion or not."""
@@ -122,12 +128,13 @@ class Belief:
         """What it says now; while it is away, what it said last, if somebody still holds that."""
         if self.organizer in others:
             return _position(others[self.organizer])
-        last = self._said_last()
-        return last if last in map(_position, others.values()) else None
+        held = set(map(_position, others.values()))
+        return max(held.intersection(self._said_last()), key=lambda position: position.step, default=None)
 
-    def _said_last(self) -> Position:
+    def _said_last(self) -> tuple[Position, Position]:
+        """In its progress, as far as this peer has heard it, and in its notice."""
         notice = self._notice()
-        return START if notice.step is None else Position(notice.step, notice.round)
+        return self._heard, START if notice.step is None else Position(notice.step, notice.round)
 
     def _said_by_most(self, able: Mapping[str, Progress], led: bool, now: float) -> Position:
         """The newest step that enough of these have come to, as most of its holders have it; the start if none is.
@@ -138,7 +145,7 @@ class Belief:
         if not counting - {self._me}:
             if led or self._me == self.organizer:
                 return START
-            least = self._said_last().step
+            least = max(position.step for position in self._said_last())
             holders = Counter(_position(progress) for progress in able.values() if progress.holds_state)
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)

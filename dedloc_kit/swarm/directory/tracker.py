@@ -227,6 +227,8 @@ class Tracker(threading.Thread):
         now = float(get_dht_time())
         self._sightings.note(self.anyone(), now)
         alive = {peer for peer in self._sightings.alive() if not self.suspicion.refuses(peer)}
+        if (organizer := self.others().get(self.belief.organizer)) is not None:
+            self.belief.hear(organizer)
         self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
         self._doubt_claims()
 

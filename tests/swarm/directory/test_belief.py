@@ -107,6 +107,17 @@ def test_what_an_organizer_that_is_away_has_said_holds_nobody_up_where_nobody_ha
     assert mine.newest(TEN, at(ELEVEN, "x") | at(TEN, "asha"), NOW) == ELEVEN
 
 
+def test_an_organizer_that_was_heard_and_is_away_proves_the_step_that_half_of_its_companions_hold() -> None:
+    mine = having_taken_ten(me=5, asha=5)
+    other_part = belief(step=12, round="ff")
+    other_part.took(10, NOW - 1.0, {"me": 5, "asha": 5})
+    for each in (mine, other_part):
+        assert each.newest(TEN, at(ELEVEN, "asha"), NOW) == TEN
+        each.hear(progress(step=11, round="bb"))
+        assert each.newest(TEN, at(TEN, "asha"), NOW) == TEN, "nobody has that state any more"
+        assert each.newest(TEN, at(ELEVEN, "asha"), NOW) == ELEVEN
+
+
 def long_without(mine: Belief, *here: str) -> float:
     """The time after which everybody else is gone."""
     time = NOW

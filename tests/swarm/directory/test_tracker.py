@@ -19,6 +19,7 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.training.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 
@@ -202,6 +203,21 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     says(dht, organizer)
     me.refresh()
     assert me.others().keys() == me.suspicion.backed_off() == {organizer.peer}
+
+
+def test_a_peer_left_behind_by_a_step_remembers_that_the_organizer_has_taken_it(tmp_path: Path) -> None:
+    dht: Any = Spotty()
+    mine, companion, organizer = (Signer(Identity(tmp_path / name)) for name in ("mine", "companion", "organizer"))
+    me = a_tracker(dht, mine, organizer.peer)
+    me.belief.took(3, get_dht_time(), {mine.peer: 5, companion.peer: 5})
+    before, there = Position(3, "aa"), Position(progress().step, progress().round)
+    for signer in (companion, organizer):
+        says(dht, signer)
+    me.refresh()
+    dht.keys[f"{RUN_ID}_progress"].pop(organizer.subkey)
+    me.refresh()
+    assert me.others().keys() == {companion.peer}
+    assert me.newest(before) == there, "else the two would wait for each other until the organizer is back"
 
 
 def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
