@@ -6233,6 +6233,13 @@ MUTATIONS = (
         "tests/swarm/averaging/test_service.py -k turns_away",
     ),
     Mutation(
+        "a member may turn away from every group",
+        "swarm/rounds/rounds.py",
+        "            self._suspicion.suspect(outcome.culprits)",
+        "            pass",
+        "tests/swarm/rounds/test_rounds.py -k turns_away",
+    ),
+    Mutation(
         "anybody calls off a group that it is no member of",
         "swarm/averaging/service.py",
         "if self.group is not None and peer in self.group.peers and",
