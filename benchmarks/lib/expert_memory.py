@@ -31,7 +31,10 @@ EACH = 3
 """Experts for each host."""
 HIDDEN = 2
 """Channels inside an expert, over its width."""
-MICROBATCH, BATCH_MICROBATCHES, SECONDS = 4, 16, 1.0
+MICROBATCH, BATCH_MICROBATCHES = 4, 16
+SMALL_SECONDS, SECONDS = 1.0, 20.0
+"""Of a microbatch beside its calls. Hosts train as well, and what the experts compute for one takes half a second of a
+core: sixteen that do not rest leave two cores no time to answer."""
 RATE = 0.02
 SMALL_STEPS = 2
 START_SECONDS, STEP_SECONDS, LEAVE_SECONDS = 600.0, 300.0, 120.0
@@ -79,13 +82,13 @@ class Divided:
 
 def divided(hosts: int, width: int, steps: int) -> Divided:
     """Raises UserError."""
-    run = _run(hosts, width, HIDDEN * width)
+    run = _run(hosts, width, HIDDEN * width, SECONDS)
     assert run.experts is not None
     parameters = 3 * run.experts.width * run.experts.hidden * len(names_of(run.experts))
     state = STATE_BYTES * parameters
     share = state // PARTS
     with tempfile.TemporaryDirectory(prefix="dedloc-experts-") as name:
-        small = _Swarm(_run(hosts, 8, 8), SMALL_STEPS, Path(name) / "small", {})
+        small = _Swarm(_run(hosts, 8, 8, SMALL_SECONDS), SMALL_STEPS, Path(name) / "small", {})
         with small:
             small.start(1)
             small.train()
@@ -110,9 +113,9 @@ def divided(hosts: int, width: int, steps: int) -> Divided:
         return Divided(parameters, state, share, rows, large.held_out)
 
 
-def _run(hosts: int, width: int, hidden: int) -> RunConfig:
+def _run(hosts: int, width: int, hidden: int, seconds: float) -> RunConfig:
     return mixed_run(
-        *(SECONDS, BATCH_MICROBATCHES * MICROBATCH, (EACH, hosts), width, hidden),
+        *(seconds, BATCH_MICROBATCHES * MICROBATCH, (EACH, hosts), width, hidden),
         optimizer={"learning_rate": RATE, "warmup_steps": 0, "total_steps": 1000},
     )
 
