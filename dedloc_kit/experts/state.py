@@ -76,7 +76,7 @@ class MixedState(TrainingState):
     def hold_all(self) -> None:
         """Have all experts: before anything else, and after processes were forked, which would keep a copy of what is
         overwritten here."""
-        give_back_large()
+        give_back_large()  # what making, trying and copying them takes besides
         self.bank.hold_all()
 
     def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object], stored: Stored) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -33,10 +34,12 @@ GIVEN_BACK = """
 import sys
 from pathlib import Path
 import torch
+from dedloc_kit.experts.keeping import Keeping
 from tests.experts.test_disk import run_of, state_of
 from tests.peak import held
 
-state_of(run_of(8, 8), Path(sys.argv[1]))
+run = run_of(8, 8)
+Keeping.of_host(run, lambda step: 0.01) if sys.argv[2] == "host" else state_of(run, Path(sys.argv[1]))
 before = held()
 several = [torch.ones(2**18) for _ in range(64)]
 taken, several = held() - before, []
@@ -116,9 +119,10 @@ def test_an_expert_that_lies_on_the_disk_is_the_one_that_a_host_makes(tmp_path: 
     assert all(torch.equal(each, made.state(name)[0][key]) for key, each in host.state(name)[0].items())
 
 
-def test_a_worker_that_holds_all_experts_gives_back_what_it_frees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["host", "organizer"])
+def test_a_worker_that_holds_experts_gives_back_what_it_frees(tmp_path: Path, role: str) -> None:
     made = subprocess.run(
-        [sys.executable, "-c", GIVEN_BACK, str(tmp_path)],
+        [sys.executable, "-c", GIVEN_BACK, str(tmp_path), role],
         env={**os.environ, **KEPT_MEMORY, "PYTHONPATH": str(Path(__file__).parents[2])},
         check=True,
         capture_output=True,
