@@ -91,7 +91,7 @@ def divided(hosts: int, width: int, steps: int) -> Divided:
     with tempfile.TemporaryDirectory(prefix="dedloc-experts-") as name:
         small = _Swarm(_run(hosts, 8, 8, SMALL_SECONDS), SMALL_STEPS, Path(name) / "small", {})
         with small:
-            small.start(1)
+            small.start(1, EACH * hosts)
             small.train()
         limits = {kind: max(small.watch.data[kind].values()) + share for kind in (_COORDINATOR, _TRAINER, _HOST)}
         large = _Swarm(run, steps, Path(name) / "large", limits)
@@ -143,7 +143,7 @@ class _Swarm(ExitStack):
     def limit(self, peer: str) -> int | None:
         return None if peer == _AGAIN else self._limits.get(_kind(peer))
 
-    def start(self, hosts: int, left: int = 0) -> None:
+    def start(self, hosts: int, left: int) -> None:
         """All of them; they have their experts then, and begin to train when they are told.
 
         :param left: experts that the coordinator keeps
