@@ -293,9 +293,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="global steps, after which the rate is zero; default: the run's")
     known = [MIXTURE, DENSE, WITHOUT, *TROUBLES]
     parser.add_argument("--ways", nargs="+", choices=known, default=known, metavar="WAY", help="%(choices)s")
-    parser.add_argument("--hosts", type=int, default=16, help="of the part 'memory', with three experts for each")
+    parser.add_argument("--hosts", type=int, default=8, help="of the part 'memory', with six experts for each")
     parser.add_argument("--width", type=int, default=512, help="of the part 'memory'")
-    parser.add_argument("--memory-steps", type=int, default=8, help="global steps of the part 'memory'")
+    parser.add_argument("--memory-steps", type=int, default=4, help="global steps of the part 'memory'")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dedloc_kit.display.human import some
 from dedloc_kit.events import AnyEvent, Hosted, State, Warned
-from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts, Microbatch, counting
 from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.experts.mixture import connect
@@ -232,7 +231,7 @@ def asking(me: SwarmPeer, known: Sequence[str], room: int, emit: Callable[[AnyEv
     if run.experts is None:
         yield Unmixed()
         return
-    keeping = Keeping(Bank(run, remembers=True), run, me.optimizer.state.rate_of) if room else None
+    keeping = Keeping.of_host(run, me.optimizer.state.rate_of) if room else None
     member = _member(me, known, None if keeping is None else Held(keeping, room, changed=_telling(emit)))
     with member.serving() as experts:
         connect(me.optimizer.state.model, experts)  # the replicas are copies of it

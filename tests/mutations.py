@@ -579,6 +579,20 @@ MUTATIONS = (
         "tests/experts/test_disk.py -k a_third",
     ),
     Mutation(
+        "holes stay in memory between what experts have been made of",
+        "experts/state.py",
+        "give_back_large()",
+        "pass",
+        "tests/experts/test_disk.py -k gives_back",
+    ),
+    Mutation(
+        "at a host holes stay in memory between what experts have been made of",
+        "experts/keeping.py",
+        "give_back_large()",
+        "pass",
+        "tests/experts/test_disk.py -k gives_back",
+    ),
+    Mutation(
         "copies of experts that lie on the disk are in memory",
         "experts/expert.py",
         "placed_together(tensors.values(), self._room)",

@@ -4,8 +4,8 @@ A coordinator, hosts and a trainer, real processes on loopback. A swarm of the s
 comes first: what each of its processes takes is that of the interpreter, torch and hivemind. With the large model each
 may take a quarter of the whole state more: `RLIMIT_DATA` ends whatever asks for more (private memory, written to or
 not). The whole state is counted as of one machine that would train alone: weights, gradients and two moments, 16 bytes
-for each parameter. Hosts offer half of what their limit leaves free, which is room for each expert once: copies stand
-on the coordinator's disk.
+for each parameter. Hosts offer half of what their limit leaves free, which is room for a sixteenth of the experts: they
+keep that, and the coordinator the rest, and copies, on its disk.
 """
 
 import math
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.mixed_task import mixed_run
-from benchmarks.lib.peers import Peer, start_coordinator, start_volunteer
+from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.pipeline_memory import Watch
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import names_of
@@ -27,11 +27,15 @@ from dedloc_kit.run import RunConfig
 
 STATE_BYTES, PARTS = 16, 4
 """Of a parameter, where one machine holds all; into how many parts no process may hold more than one of."""
-EACH = 3
-"""Experts for each host."""
+EACH, HELD = 6, 16
+"""Experts for each host, and into how many parts a host has room for one of: 32 bytes for each parameter in half of
+what it may take."""
 HIDDEN = 2
 """Channels inside an expert, over its width."""
-MICROBATCH, BATCH_MICROBATCHES, SECONDS = 4, 16, 1.0
+MICROBATCH, BATCH_MICROBATCHES = 4, 8
+SMALL_SECONDS, SECONDS = 1.0, 10.0
+"""Of a microbatch beside its calls. Hosts train as well, and what the experts compute for one takes half a second of a
+core: those that do not rest leave two cores no time to answer."""
 RATE = 0.02
 SMALL_STEPS = 2
 START_SECONDS, STEP_SECONDS, LEAVE_SECONDS = 600.0, 300.0, 120.0
@@ -79,20 +83,20 @@ class Divided:
 
 def divided(hosts: int, width: int, steps: int) -> Divided:
     """Raises UserError."""
-    run = _run(hosts, width, HIDDEN * width)
+    run = _run(hosts, width, HIDDEN * width, SECONDS)
     assert run.experts is not None
     parameters = 3 * run.experts.width * run.experts.hidden * len(names_of(run.experts))
     state = STATE_BYTES * parameters
     share = state // PARTS
     with tempfile.TemporaryDirectory(prefix="dedloc-experts-") as name:
-        small = _Swarm(_run(hosts, 8, 8), SMALL_STEPS, Path(name) / "small", {})
+        small = _Swarm(_run(hosts, 8, 8, SMALL_SECONDS), SMALL_STEPS, Path(name) / "small", {})
         with small:
-            small.start(1)
+            small.start(1, EACH * hosts)
             small.train()
         limits = {kind: max(small.watch.data[kind].values()) + share for kind in (_COORDINATOR, _TRAINER, _HOST)}
         large = _Swarm(run, steps, Path(name) / "large", limits)
         with large:
-            large.start(hosts)
+            large.start(hosts, EACH * hosts - hosts * (EACH * hosts // HELD))
             large.train()
             large.resume()
         watch = large.watch
@@ -110,9 +114,9 @@ def divided(hosts: int, width: int, steps: int) -> Divided:
         return Divided(parameters, state, share, rows, large.held_out)
 
 
-def _run(hosts: int, width: int, hidden: int) -> RunConfig:
+def _run(hosts: int, width: int, hidden: int, seconds: float) -> RunConfig:
     return mixed_run(
-        *(SECONDS, BATCH_MICROBATCHES * MICROBATCH, (EACH, hosts), width, hidden),
+        *(seconds, BATCH_MICROBATCHES * MICROBATCH, (EACH, hosts), width, hidden),
         optimizer={"learning_rate": RATE, "warmup_steps": 0, "total_steps": 1000},
     )
 
@@ -139,8 +143,11 @@ class _Swarm(ExitStack):
     def limit(self, peer: str) -> int | None:
         return None if peer == _AGAIN else self._limits.get(_kind(peer))
 
-    def start(self, hosts: int) -> None:
-        """All of them; they have their experts then, and begin to train when they are told."""
+    def start(self, hosts: int, left: int) -> None:
+        """All of them; they have their experts then, and begin to train when they are told.
+
+        :param left: experts that the coordinator keeps
+        """
         assert self._run.experts is not None
         self._coordinator = self._coordinate(_COORDINATOR)
         self.watch.start()
@@ -160,7 +167,11 @@ class _Swarm(ExitStack):
             self.watch.add(peer)
         for peer in self._volunteers:
             peer.wait_for("joined", deadline=START_SECONDS)
-        self._coordinator.wait_for("hosted", lambda event: not (event["kept"] or event["copies"]), START_SECONDS)
+
+        def given(event: Event) -> bool:
+            return bool(event["kept"] <= left and not event["copies"])
+
+        self._coordinator.wait_for("hosted", given, START_SECONDS)
 
     def train(self) -> None:
         """Until all is done; then they leave."""

@@ -14,6 +14,7 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.flat import placed
+from dedloc_kit.training.rooms import give_back_large
 from dedloc_kit.training.sketch import TOLERANCE
 
 REMEMBERED = 64
@@ -92,6 +93,13 @@ class Keeping:
         self._lost: dict[ExpertName, Tensor] = {}
         """What coding has lost of the means so far, which goes into the next one."""
         self._samples: dict[int, int] = {}
+
+    @classmethod
+    def of_host(cls, run: RunConfig, rate: Callable[[int], float]) -> "Keeping":
+        """Of a volunteer, which has none yet. An expert that comes is received, tried and made: what that takes besides
+        goes back to the system, though the next microbatch might use it."""
+        give_back_large()
+        return cls(Bank(run, remembers=True), run, rate)
 
     @property
     def kept(self) -> set[ExpertName]:

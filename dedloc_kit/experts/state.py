@@ -22,6 +22,7 @@ from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import ExpertsConfig, RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room, shared_zeros
+from dedloc_kit.training.rooms import give_back_large
 from dedloc_kit.training.state import Position, SharedOptimizer, TrainingState
 
 SETTLED_SECONDS = 10.0
@@ -43,8 +44,6 @@ class MixedState(TrainingState):
     """What is averaged and handed to newcomers is the trunk; what a checkpoint holds and goes back to is all of it.
 
     :param experts_room: where the experts lie, and copies of them: those of a run may be more than the memory holds
-    :ivar bank: `hold_all` is to be called before anything else, and after processes were forked, which would keep a
-        copy of what is overwritten here
     """
 
     def __init__(
@@ -71,8 +70,14 @@ class MixedState(TrainingState):
         self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer]
     ) -> "MixedState":
         made = MixedState(model, make_optimizer, self.run, self.room, self.bank.experts_room)
-        made.bank.hold_all()
+        made.hold_all()
         return made
+
+    def hold_all(self) -> None:
+        """Have all experts: before anything else, and after processes were forked, which would keep a copy of what is
+        overwritten here."""
+        give_back_large()  # what making, trying and copying them takes besides
+        self.bank.hold_all()
 
     def have_hosts(self, fetch: Fetch, begin_anew: Callable[[], object], stored: Stored) -> None:
         """Others are going to hold some of the experts.

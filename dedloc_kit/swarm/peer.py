@@ -261,7 +261,7 @@ class _Inside:
             source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, rules, content, room)
         if isinstance(state, MixedState):
-            state.bank.hold_all()
+            state.hold_all()
         parameters = None
         if self.office is not None or not follower:  # of a lender nobody asks for any
             parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)

@@ -1,9 +1,13 @@
 """The organizer's machine has all experts of a run, of which its memory holds few."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,6 +22,7 @@ from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.flat import placed_together, zeros_on_disk
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import SharedOptimizer
+from dedloc_kit.worker import KEPT_MEMORY
 from tests.experts.mixed_states import receipt
 from tests.peak import Peak
 from tests.tiny_mixed import mixed_run
@@ -25,6 +30,22 @@ from tests.tiny_mixed import mixed_run
 WIDTH, HIDDEN, GRID = 128, 512, (4, 8)
 STATE_BYTES = 12 * 3 * WIDTH * HIDDEN * GRID[0] * GRID[1]
 """Of weights and moments."""
+GIVEN_BACK = """
+import sys
+from pathlib import Path
+import torch
+from dedloc_kit.experts.keeping import Keeping
+from tests.experts.test_disk import run_of, state_of
+from tests.peak import held
+
+run = run_of(8, 8)
+Keeping.of_host(run, lambda step: 0.01) if sys.argv[2] == "host" else state_of(run, Path(sys.argv[1]))
+before = held()
+several = [torch.ones(2**18) for _ in range(64)]
+taken, several = held() - before, []
+print(taken, held() - before)
+"""
+"""What 64 MB take, and when nobody has them any more."""
 
 
 def run_of(width: int, hidden: int) -> RunConfig:
@@ -41,7 +62,7 @@ def state_of(run: RunConfig, folder: Path) -> MixedState:
         return build_optimizer(run.optimizer, [{"params": list(model.parameters()), "weight_decay": 0.0}])
 
     made = MixedState(Mixture(0, run.experts, 0), optimizer, run, experts_room=partial(zeros_on_disk, folder))
-    made.bank.hold_all()
+    made.hold_all()
     return made
 
 
@@ -96,3 +117,17 @@ def test_an_expert_that_lies_on_the_disk_is_the_one_that_a_host_makes(tmp_path: 
     name = made.names[-1]
     host.hold([name])
     assert all(torch.equal(each, made.state(name)[0][key]) for key, each in host.state(name)[0].items())
+
+
+@pytest.mark.parametrize("role", ["host", "organizer"])
+def test_a_worker_that_holds_experts_gives_back_what_it_frees(tmp_path: Path, role: str) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", GIVEN_BACK, str(tmp_path), role],
+        env={**os.environ, **KEPT_MEMORY, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    taken, kept = map(int, made.stdout.split())
+    assert taken > 2**25
+    assert kept < taken / 2, "what was free before may be used again"

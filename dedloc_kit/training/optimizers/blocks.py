@@ -43,9 +43,6 @@ class Room:
         """For at least so many."""
         return cls(torch.empty(-(-size // BLOCK), BLOCK))
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Room":
-        return Room(self.rows.clone())  # one memory again for both
-
     def part(self, blocks: slice) -> "Room":
         """Some blocks of it."""
         return Room(self.rows[blocks])

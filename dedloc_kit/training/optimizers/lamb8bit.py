@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.flat import SMALL_TENSOR
+from dedloc_kit.training.flat import SMALL_TENSOR, Scratch
 from dedloc_kit.training.optimizers.blocks import BLOCK, Blocks, Room
 from dedloc_kit.training.optimizers.layerwise import LayerwiseOptimizer
 from dedloc_kit.training.optimizers.portable import CHUNK, Floats, SquareSum
 
 _UNIT = np.float32(2.0**-10)
 """Gradients are counted in 1024ths, so that the squares of large ones can be added up."""
+_scratch = Scratch()
+"""Of all: a host of experts has as many of these optimizers."""
 
 
 class Lamb8Bit(LayerwiseOptimizer):
@@ -53,7 +55,6 @@ class Lamb8Bit(LayerwiseOptimizer):
             "weight_decay": weight_decay,
             "max_weight_norm": max_weight_norm,
         }
-        self._updates, self._rooms = Room.of(0), [Room.of(CHUNK) for _ in range(3)]
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -61,8 +62,6 @@ class Lamb8Bit(LayerwiseOptimizer):
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             self.state[param] = {"step": torch.zeros(())} | _nothing_of(param)
-            if param.numel() > self._updates.flat.size:
-                self._updates = Room.of(param.numel())
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:
@@ -76,11 +75,13 @@ class Lamb8Bit(LayerwiseOptimizer):
         gain = (1 - beta1) / (1 - beta1**step) * _root_of_weights(beta2, step)  # LAMB's r is this times d
         sums = _Coded(state, group) if "root" in state else _Exact(state, group)
         epsilon, decay = _epsilon(group, step), np.float32(group["weight_decay"] / gain)
-        room, updates = self._rooms[0].flat, self._updates.flat[: values.size]
+        *rooms, directions = _rooms(values.size)
+        room, updates = rooms[0].flat, directions.flat[: values.size]
         weight_squares, update_squares = SquareSum(room), SquareSum(room)
         for begin in range(0, values.size, CHUNK):
             part = slice(begin, min(begin + CHUNK, values.size))
-            self._advance(sums, gradient[part], begin, epsilon)
+            blocks = slice(begin // BLOCK, -(-part.stop // BLOCK))
+            _advance(sums, gradient[part], blocks, epsilon, rooms, directions.part(blocks))
             weight_squares.add(values[part])
             if decay:
                 updates[part] += np.multiply(values[part], decay, out=room[: part.stop - begin])
@@ -93,22 +94,12 @@ class Lamb8Bit(LayerwiseOptimizer):
             part = slice(begin, min(begin + CHUNK, values.size))
             values[part] += np.multiply(updates[part], way, out=room[: part.stop - begin])
 
-    def _advance(self, sums: "_Exact | _Coded", gradient: Floats, begin: int, epsilon: np.float32) -> None:
-        """Take a chunk of the gradient into the state, and leave d in `_updates`."""
-        size, blocks = len(gradient), slice(begin // BLOCK, -(-(begin + len(gradient)) // BLOCK))
-        rooms = (
-            self._rooms if size == CHUNK else [each.part(slice(0, blocks.stop - blocks.start)) for each in self._rooms]
-        )
-        total, squares = sums.decayed(blocks, rooms)
-        room = np.multiply(gradient, _UNIT, out=rooms[0].flat[:size])
-        total[:size] += room
-        room *= room
-        squares[:size] += room
-        direction = self._updates.part(blocks)
-        np.sqrt(squares, out=rooms[2].flat)
-        np.add(rooms[2].flat, epsilon, out=rooms[0].flat)
-        np.divide(total, rooms[0].flat, out=direction.flat)
-        sums.keep(direction, blocks, rooms)
+
+def _rooms(values: int) -> list[Room]:
+    """Three for a chunk, and one for d of so many values."""
+    sizes = [CHUNK, CHUNK, CHUNK, -(-values // BLOCK) * BLOCK]
+    parts = _scratch.of(sum(sizes), torch.device("cpu")).split(sizes)
+    return [Room(part.view(-1, BLOCK)) for part in parts]
 
 
 class _Exact:
@@ -152,6 +143,29 @@ class _Coded:
         """They have come to this; the root is in the last room."""
         self._direction.write_signed(direction, blocks, self._step, rooms[0])
         self._root.write_positive(rooms[2], blocks, self._step)
+
+
+def _advance(
+    sums: _Exact | _Coded,
+    gradient: Floats,
+    blocks: slice,
+    epsilon: np.float32,
+    rooms: Sequence[Room],
+    direction: Room,
+) -> None:
+    """Take a chunk of the gradient into the state, and leave its d in the last room."""
+    size = len(gradient)
+    if size < CHUNK:
+        rooms = [each.part(slice(0, blocks.stop - blocks.start)) for each in rooms]
+    total, squares = sums.decayed(blocks, rooms)
+    room = np.multiply(gradient, _UNIT, out=rooms[0].flat[:size])
+    total[:size] += room
+    room *= room
+    squares[:size] += room
+    np.sqrt(squares, out=rooms[2].flat)
+    np.add(rooms[2].flat, epsilon, out=rooms[0].flat)
+    np.divide(total, rooms[0].flat, out=direction.flat)
+    sums.keep(direction, blocks, rooms)
 
 
 def _root_of_weights(beta2: float, updates: int) -> float:
