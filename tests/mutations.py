@@ -1503,6 +1503,20 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k was_taken_for_gone",
     ),
     Mutation(
+        "who stood still keeps a part that was fixed, though others have computed it",
+        "swarm/rounds/optimizer.py",
+        "        self._rounds.batch.open()\n        self._accumulator.forget()",
+        "        self._accumulator.forget()",
+        "tests/swarm/rounds/test_optimizer.py -k others_compute",
+    ),
+    Mutation(
+        "what is on its way to a round is forgotten",
+        "swarm/rounds/optimizer.py",
+        "        if self._rounds.begun:\n            return False\n        self._rounds.batch.open()",
+        "        self._rounds.batch.open()",
+        "tests/swarm/rounds/test_optimizer.py -k others_compute",
+    ),
+    Mutation(
         "a driver has a stage peer begin anew as often as it likes",
         "swarm/pipeline/service.py",
         "        self._anew[peer] = now\n",

@@ -133,8 +133,9 @@ class _Gradients:
         self.taken = step, samples + before[1] * (before[0] == step)
         return True
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
         self.taken = self.step, 0
+        return True
 
 
 class SimulatedComputer(StageComputer):

@@ -72,8 +72,8 @@ class _Gradients:
     def accumulate(self, loss: float, samples: int) -> bool:
         return not self._optimizer.accumulate([Computed(0, samples, loss, rescaled=False, batch={})])
 
-    def forget(self) -> None:
-        self._optimizer.forget()
+    def forget(self) -> bool:
+        return self._optimizer.forget()
 
 
 def stage_volunteer(

@@ -46,8 +46,8 @@ class Gradients(Protocol):
         """
         ...
 
-    def forget(self) -> None:
-        """Drop what was taken for the next step."""
+    def forget(self) -> bool:
+        """Drop what was taken for the next step; False if it is on its way to the others, then nothing is dropped."""
         ...
 
 
@@ -121,9 +121,8 @@ class StageComputer:
 
     def begin_anew(self) -> None:
         """Drop what was added for the next step, and say so by another session: whoever sent it may have taken this
-        peer for gone, and have had it computed elsewhere. What is fixed already stays."""
-        if not self._gradients.closed:
-            self._gradients.forget()
+        peer for gone, and have had it computed elsewhere. What is on its way to a round stays."""
+        if self._gradients.forget():
             self._added.clear()
             self._samples.clear()
             self.session = secrets.token_hex(8)

@@ -288,9 +288,14 @@ class CollaborativeOptimizer:
             self._computed = float(get_dht_time())
         return left_out
 
-    def forget(self) -> None:
-        """Drop what was accumulated and has not counted: others compute it."""
+    def forget(self) -> bool:
+        """Drop what was accumulated and has not counted: others compute it. False, and nothing is dropped, if it is on
+        its way to a round."""
+        if self._rounds.begun:
+            return False
+        self._rounds.batch.open()
         self._accumulator.forget()
+        return True
 
     def refresh(self, replica: int) -> None:
         """Let a replica take over the newest parameters, between two of its microbatches."""

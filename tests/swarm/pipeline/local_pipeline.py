@@ -107,9 +107,10 @@ class Sums:
         self.samples, self.loss = self.samples + samples, self.loss + loss * samples
         return True
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
         self.samples, self.loss = 0, 0.0
         torch._foreach_zero_(self.gradients)
+        return True
 
 
 class Peer(StageComputer):

@@ -18,7 +18,10 @@ HIDDEN, GRADIENT = torch.randn(2, ROWS, LENGTH, WIDTH)
 class Picky(Sums):
     """Takes nothing while it is told so, as what is not finite."""
 
-    takes = True
+    takes, keeps = True, False
+
+    def forget(self) -> bool:
+        return not self.keeps and super().forget()
 
     def accumulate(self, loss: float, samples: int) -> bool:
         if self.takes:
@@ -51,14 +54,14 @@ def test_what_is_not_taken_may_come_again(parts: tuple[StageComputer, Picky]) ->
     assert sums.samples == computer.served == ROWS
 
 
-def test_who_begins_anew_has_nothing_of_the_step_unless_it_is_fixed(parts: tuple[StageComputer, Picky]) -> None:
+def test_who_begins_anew_has_nothing_of_the_step_unless_that_is_on_its_way(parts: tuple[StageComputer, Picky]) -> None:
     computer, sums = parts
     before, first = computer.session, given()
     computer.compute(first)
-    sums.closed = True
+    sums.keeps = True
     computer.begin_anew()
     assert (computer.session, sums.samples) == (before, ROWS)
-    sums.closed = False
+    sums.keeps = False
     computer.begin_anew()
     assert sums.samples == 0
     late = replace(first, call=first.call.model_copy(update={"session": before}))

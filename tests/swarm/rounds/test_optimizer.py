@@ -401,6 +401,20 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
     assert (me.averager.brought[-1].samples, me.averager.brought[-1].batch) == (wanted[0], wanted[0])
 
 
+def test_what_others_compute_is_forgotten_though_it_is_fixed_unless_it_is_on_its_way_to_a_round(tmp_path: Path) -> None:
+    me = Volunteer(tmp_path, overlap=False)
+    me.compute(1.0)
+    me.optimizer._rounds.batch.fix()
+    assert me.optimizer.closed
+    assert me.optimizer.forget()
+    assert (me.optimizer.closed, me.optimizer.samples) == (False, 0)
+    while not me.averager.brought:
+        me.compute(1.0)
+        me.optimizer.boundary()
+    assert not me.optimizer.forget()
+    assert me.optimizer.samples == me.averager.brought[0].samples
+
+
 def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_into_the_step(tmp_path: Path) -> None:
     me, beside = Volunteer(tmp_path, overlap=False), [MICROBATCH]
     me.optimizer.fills(lambda: BATCH, lambda: beside[0])
