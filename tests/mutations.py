@@ -6263,7 +6263,7 @@ MUTATIONS = (
     Mutation(
         "a member may turn away from every group",
         "swarm/rounds/rounds.py",
-        "            self._suspicion.suspect(outcome.culprits)",
+        "            self._suspicion.blame(outcome.culprits)",
         "            pass",
         "tests/swarm/rounds/test_rounds.py -k turns_away",
     ),

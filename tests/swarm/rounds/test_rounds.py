@@ -139,11 +139,12 @@ def test_who_turns_away_from_group_after_group_is_waited_for_no_more(tmp_path: P
     me.averager.result = RoundResult("failed", detail="called off", culprits=frozenset({me.other.peer}))
     me.gradients.add(1.0, 4, 0)  # the batch is not full yet
     for turn in range(1, FORGIVEN + 2):
-        me.hear(5, time=get_dht_time())
+        me.hear(5, time=(told := get_dht_time()))
         me.rounds._not_before = 0.0
         me.rounds.gather_if_due(samples_per_second=100.0)
         me.rounds.advance()
         assert bool(me.tracker.suspicion.backed_off()) == (turn > FORGIVEN)
+        assert me.tracker.suspicion.counts(me.other.peer, told), "it is there"
 
 
 def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
