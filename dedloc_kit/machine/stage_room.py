@@ -26,7 +26,7 @@ def stages_that_fit(
     if not fit:
         smallest = min(stages, key=lambda k: (stages[k].processor, k))
         which = "" if len(stages) == 1 else "no stage of this run fits this machine; the smallest one, "
-        raise UserError(f"{which}stage {smallest + 1} of {count} takes {_lacks(machine, gpu, stages[smallest])}")
+        raise UserError(f"{which}stage {smallest} of {count} takes {_lacks(machine, gpu, stages[smallest])}")
     if at_once := {k for k in fit if needed[k] <= machine.free_memory}:
         return frozenset(at_once), ""
     return frozenset(fit), (

@@ -206,7 +206,7 @@ class _Work:
             member.say("online")
             if mover is None:
                 emit(me.joined().model_copy(update={"run_id": self._run.run_id}))
-            emit(State(text=f"computing stage {self._stage.number + 1} of {self._stage.count}"))
+            emit(State(text=f"computing stage {self._stage.number} of {self._stage.count}"))
             stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))
             while not self._ends():
                 self._organizer.wait_while_paused(self._stop)
@@ -258,7 +258,7 @@ class _Work:
         member, optimizer = self._member, self._me.optimizer
         needed = self._moving.needed_at(move.stage)
         why = "has nobody" if needed else "lacks peers"
-        here, there, count = self._stage.number + 1, move.stage + 1, self._stage.count
+        here, there, count = self._stage.number, move.stage, self._stage.count
         self._emit(State(text=f"stage {there} of {count} {why}: moving there from stage {here}"))
         until = time.monotonic() + LAST_STEP_SECONDS
         member.move(move)

@@ -47,7 +47,7 @@ def test_a_machine_that_holds_no_stage_is_told_what_it_lacks() -> None:
         fitting(MACHINE, stage(40), stage(20), stage(30))
     text = str(refused.value)
     assert text.startswith(
-        "no stage of this run fits this machine; the smallest one, stage 2 of 3 takes 20.0 GB of memory"
+        "no stage of this run fits this machine; the smallest one, stage 1 of 3 takes 20.0 GB of memory"
     )
     assert "this machine has 16.0 GB, 4.0 GB too few; join with one that has 25 GB or more" in text
     assert "`dedloc join --drive-only`" in text
@@ -55,7 +55,7 @@ def test_a_machine_that_holds_no_stage_is_told_what_it_lacks() -> None:
 
 
 def test_the_stage_that_was_asked_for_is_refused_by_its_number() -> None:
-    with pytest.raises(UserError, match=r"^stage 3 of 4 takes 20.0 GB of memory .* 4.0 GB too few.*--drive-only"):
+    with pytest.raises(UserError, match=r"^stage 2 of 4 takes 20.0 GB of memory .* 4.0 GB too few.*--drive-only"):
         stages_that_fit(MACHINE, {2: stage(20)}, 4, "auto")
 
 

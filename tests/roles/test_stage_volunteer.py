@@ -135,10 +135,10 @@ def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, mo
     assert stage_volunteer._fitting(staged_run(), peer, task, events.append) == {0, 1, 2}
     small = Machine(cores=2, memory=10**8, free_memory=10**8, free_disk=10**9, gpus=())
     monkeypatch.setattr(stage_volunteer, "machine_at", lambda _: small)
-    with pytest.raises(UserError, match=r"the smallest one, stage 2 of 3 takes 0.6 GB .* has 0.1 GB"):
+    with pytest.raises(UserError, match=r"the smallest one, stage 1 of 3 takes 0.6 GB .* has 0.1 GB"):
         stage_volunteer._fitting(staged_run(), peer, task, events.append)
     asked = peer.model_copy(update={"stage": 2})
-    with pytest.raises(UserError, match=r"^stage 3 of 3 takes"):
+    with pytest.raises(UserError, match=r"^stage 2 of 3 takes"):
         stage_volunteer._fitting(staged_run(), asked, task, events.append)
 
 
@@ -194,7 +194,7 @@ class Going:
         self.idle, self.tally.samples = idle, samples
 
 
-QUIET = "stage 2 of 3 lacks peers: moving there from stage 1"
+QUIET = "stage 1 of 3 lacks peers: moving there from stage 0"
 
 
 def test_who_moves_in_peace_goes_once_all_that_it_computed_has_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_who_is_the_last_one_of_its_stage_stays_though_it_has_begun_to_move(monk
     going = Going(monkeypatch, 0, 0, 1, 2)
     going.events += [lambda: going.swarm.absent.add("b")]
     assert going.begin() is None
-    assert going.did[-3:] == ["takes calls again", "drives again", "staying at stage 1 of 3"]
+    assert going.did[-3:] == ["takes calls again", "drives again", "staying at stage 0 of 3"]
     assert going.swarm.records["a"].state == "online"
 
 
@@ -330,14 +330,14 @@ def test_one_that_is_not_pinned_moves_to_a_stage_that_has_lost_its_last_peer(sta
     for peer in staged.peers.values():
         assert peer.joined.step == 0
     moves = staged.add("1b", drives=False, chosen=False)
-    moves.wait_for(State, lambda event: event.text == "computing stage 1 of 3")  # which nobody else has
+    moves.wait_for(State, lambda event: event.text == "computing stage 0 of 3")  # which nobody else has
     staged.peers["0a"] = staged.add("0a")
     assert staged.peers["0a"].joined.step == 0
     staged.start.touch()
     gone = staged.peers.pop("1a")
     gone.wait_for_step(2)
     signalled(gone, signal.SIGKILL)
-    moves.wait_for(State, lambda event: event.text == "stage 2 of 3 has nobody: moving there from stage 1")
+    moves.wait_for(State, lambda event: event.text == "stage 1 of 3 has nobody: moving there from stage 0")
     staged.peers["1b"] = moves
     staged.check()
     assert len([event for event in moves.events if isinstance(event, Joined)]) == 1, "it is greeted once"

@@ -122,7 +122,7 @@ class StagePeers:
     def missing(self) -> str:
         """Why nothing can be driven; empty if it can."""
         nobody = [stage for stage in self._stages if not self._there(stage)]
-        return f"stage {nobody[0].number + 1} of {nobody[0].count} has nobody" if nobody else ""
+        return f"stage {nobody[0].number} of {nobody[0].count} has nobody" if nobody else ""
 
     @property
     def absent(self) -> frozenset[str]:

@@ -154,7 +154,7 @@ def test_a_stage_with_nobody_but_a_liar_has_nobody(pipeline: Pipeline) -> None:
     pipeline.until(lambda: bool(driver.wrong.all()))
     for honest in ("1a", "1b"):
         pipeline.cut(honest)
-    pipeline.until(lambda: driver.missing == "stage 2 of 3 has nobody")
+    pipeline.until(lambda: driver.missing == "stage 1 of 3 has nobody")
 
 
 def test_a_peer_that_holds_another_state_than_most_gets_no_work_until_it_holds_theirs(pipeline: Pipeline) -> None:

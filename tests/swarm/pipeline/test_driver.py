@@ -150,7 +150,7 @@ def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -
     pipeline.until(lambda: driver.driven > 0)
     pipeline.cut("1a")
     pipeline.cut("1b")
-    pipeline.until(lambda: driver.missing == "stage 2 of 3 has nobody")
+    pipeline.until(lambda: driver.missing == "stage 1 of 3 has nobody")
     pipeline.add("1c", 1)
     pipeline.until(lambda: pipeline.full(but=["1a", "1b"]) and not driver.in_flight)
     assert not driver.missing
