@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,9 @@ from dedloc_kit.training.flat import SharedVector, untouched_zeros, zeros_on_dis
 
 AVERAGED_ROUNDS = 2
 """Whose averages the organizer keeps in memory."""
+
+HEEDED = 8
+"""So often a member may turn away from the groups of a step, and the others do at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,18 +126,17 @@ class _Round:
         loop = asyncio.get_running_loop()
         self.request, self.task = request, asyncio.current_task()
         self.group: Group | None = None
-        self.turned_away: frozenset[str] = frozenset()
-        """The member that has left its group."""
+        self.left = False
+        """Has another member turned away from its group?"""
         self.found: asyncio.Future[Found] = loop.create_future()
         self.called: asyncio.Future[None] = loop.create_future()
         """Done when a member has begun, who so thinks that the batch is full."""
         self.start: asyncio.Future[Start] = loop.create_future()
         self.runner: asyncio.Future[AllReduce] = loop.create_future()
 
-    def turn_away(self, peer: str) -> None:
-        """Call the round off, for this member has left its group."""
-        if self.group is not None and peer in self.group.peers and self.task is not None:
-            self.turned_away = frozenset({peer})
+    def call_off(self) -> None:
+        """Leave the group, unless this peer has begun."""
+        if not self.start.done() and self.task is not None:
             self.task.cancel()
 
     def end(self) -> None:
@@ -177,6 +180,8 @@ class AveragingService(Service):
         self._averaged: dict[str, Averaged] = {}
         self._left_out: Tensor | None = None
         """This peer's own vector, if the last round went well without it."""
+        self._heeded: Counter[tuple[int, str]] = Counter()
+        """How often each has turned away from a group of each of the last steps."""
 
     # Called by the training
 
@@ -189,9 +194,9 @@ class AveragingService(Service):
         try:
             return await self._find_and_average(current)
         except asyncio.CancelledError:
-            if not current.turned_away:
+            if not current.left:  # else they know
                 await self._turn_away(current)
-            return RoundResult("failed", detail="called off", culprits=current.turned_away)
+            return RoundResult("failed", detail="called off")
         except NoGroup as error:
             return RoundResult("failed", detail=str(error), named=frozenset({error.leader} - {""}))
         finally:
@@ -227,8 +232,8 @@ class AveragingService(Service):
     async def call_off(self, number: int) -> None:
         """Leave the group, unless this peer has begun."""
         current = self._rounds.get(number)
-        if current is not None and not current.start.done() and current.task is not None:
-            current.task.cancel()
+        if current is not None:
+            current.call_off()
 
     async def put_back(self) -> None:
         """The average was taken; a vector that was left out of it is to go into the next one."""
@@ -431,6 +436,16 @@ class AveragingService(Service):
         others = [m.peer for m in group.members if not m.client_mode and m.peer != self._signer.peer]
         await asyncio.gather(*map(tell, others))
 
+    def _left_by(self, peer: str, current: _Round) -> None:
+        """The others cannot go on without this one: leave the group as well. Whoever does so all the time is waited for
+        until it counts as gone."""
+        step, group = current.request.step, current.group
+        self._heeded = Counter({each: times for each, times in self._heeded.items() if each[0] >= step})
+        if group is not None and peer in group.peers and self._heeded[step, peer] < HEEDED:
+            self._heeded[step, peer] += 1
+            current.left = True
+            current.call_off()
+
     # Called by the other members
 
     async def serve(self, peer: str, stream: Stream) -> None:
@@ -442,7 +457,7 @@ class AveragingService(Service):
         current = self._standing.get(opening.group)
         if not opening.introduction and (current is None or not current.start.done()):
             if current is not None:
-                current.turn_away(peer)
+                self._left_by(peer, current)
             return
         try:
             if current is None:

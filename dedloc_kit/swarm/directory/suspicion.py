@@ -37,10 +37,6 @@ class Suspicion:
         :param since: when they failed (DHT time): what they told before may come only now
         """
         self.doubt(peers, since)
-        self.blame(peers)
-
-    def blame(self, peers: Collection[str]) -> None:
-        """These were a round's end, though they are there: only who is so again and again is backed off."""
         with self._lock:
             for peer in peers:
                 self._offences[peer] += 1

@@ -371,7 +371,6 @@ class Rounds:
         self._timeouts.failed(begun=begun)
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
-            self._suspicion.blame(outcome.culprits)  # it has turned away from the group
             self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)

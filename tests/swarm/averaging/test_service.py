@@ -26,7 +26,7 @@ from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start, rules_of
+from dedloc_kit.swarm.averaging.service import HEEDED, AveragingService, Opening, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
@@ -144,20 +144,24 @@ class Party:
         )
         return asyncio.create_task(self._services[peer].average(0, request))
 
-    async def turned_away_from(self) -> tuple[str, RoundResult]:
-        """A stranger says that it turns away from a group that stands, then the first member does: who that is, and
-        what becomes of the other's round."""
+    async def group_ends(self, says: str = "") -> bool:
+        """Does the second member leave a group that stands, if the first one does, or somebody says that it does?"""
         first, second = self._services
         tasks = [self._look(peer) for peer in (first, second)]
         await asyncio.sleep(0)
         for service in self._services.values():
             await service.found(0)
-        opening = encode(Opening(group=f"{self._round:040x}", introduction=b""))
-        async with self._line("a stranger", second, None, opening) as stream:
-            await stream.closed()
-        await self._services[first].call_off(0)
-        async with asyncio.timeout(5.0):
-            return first, (await asyncio.gather(*tasks))[1]
+        if says:
+            opening = encode(Opening(group=f"{self._round:040x}", introduction=b""))
+            async with self._line(says, second, None, opening) as stream:
+                await stream.closed()
+        else:
+            await self._services[first].call_off(0)
+        ended, _ = await asyncio.wait(tasks[1:], timeout=0.5)
+        for service in self._services.values():
+            await service.call_off(0)
+        await asyncio.gather(*tasks)
+        return bool(ended)
 
 
 class LeavesOutTheSecond(AllReduce):
@@ -227,10 +231,22 @@ def test_a_stage_takes_a_step_with_what_its_batch_holds_as_a_member_says_who_kno
     assert tuple(result.outcome for result in asyncio.run(party.results())) == outcomes
 
 
-def test_who_turns_away_from_the_group_of_a_stage_is_waited_for_by_nobody(tmp_path: Path) -> None:
+def test_who_turns_away_from_the_group_of_a_stage_is_waited_for_by_nobody_unless_it_does_so_all_the_time(
+    tmp_path: Path,
+) -> None:
     party = Party(tmp_path, tiny_run(averaging={"compression": "none"}).of_stage(0), [torch.ones(20_000)] * 2)
-    first, found = asyncio.run(party.turned_away_from())
-    assert (found.outcome, found.detail, set(found.culprits)) == ("failed", "called off", {first})
+
+    async def check() -> None:
+        first = next(iter(party._services))
+        assert not await party.group_ends("a stranger")
+        assert await party.group_ends()
+        for _ in range(HEEDED - 1):
+            assert await party.group_ends(first)
+        assert not await party.group_ends(first)
+        party._round += 1
+        assert await party.group_ends(first)
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(("global_batch", "outcome"), [(SAMPLES[0], "complete"), (SAMPLES[0] + 1, "refused")])

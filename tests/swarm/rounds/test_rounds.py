@@ -16,7 +16,6 @@ from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.suspicion import FORGIVEN
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
@@ -132,19 +131,6 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
     me.rounds.advance()
     assert me.averager.asked == ["call off"]
     assert not me.rounds.under_way, "the next search is for those who are there"
-
-
-def test_who_turns_away_from_group_after_group_is_waited_for_no_more(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
-    me.averager.result = RoundResult("failed", detail="called off", culprits=frozenset({me.other.peer}))
-    me.gradients.add(1.0, 4, 0)  # the batch is not full yet
-    for turn in range(1, FORGIVEN + 2):
-        me.hear(5, time=(told := get_dht_time()))
-        me.rounds._not_before = 0.0
-        me.rounds.gather_if_due(samples_per_second=100.0)
-        me.rounds.advance()
-        assert bool(me.tracker.suspicion.backed_off()) == (turn > FORGIVEN)
-        assert me.tracker.suspicion.counts(me.other.peer, told), "it is there"
 
 
 def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
