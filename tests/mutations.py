@@ -406,8 +406,8 @@ MUTATIONS = (
     Mutation(
         "what telling loses of an expert's gradient is gone",
         "experts/keeping.py",
-        "mean = mean + self._lost.pop(name)",
-        "self._lost.pop(name)",
+        "mean = mean + self._lost[name]",
+        "pass",
         "tests/experts/test_keeping.py -k goes_into_the_next",
     ),
     Mutation(
@@ -448,8 +448,8 @@ MUTATIONS = (
     Mutation(
         "experts that are asked for are of a step that their keeper takes meanwhile",
         "experts/expert.py",
-        "            pinned.then = now\n",
-        "            pass\n",
+        "                pinned.then = copy\n",
+        "                pass\n",
         "tests/swarm/experts/test_hosting.py -k takes_others_meanwhile",
     ),
     Mutation(
@@ -574,8 +574,8 @@ MUTATIONS = (
     Mutation(
         "the experts of a run are made in memory",
         "experts/bank.py",
-        "self._add(name, self._first(name, self.experts_room))",
-        "self._add(name, self._first(name))",
+        "self._add(name, self._first(name, self.experts_room, self._remembers))",
+        "self._add(name, self._first(name, remembers=self._remembers))",
         "tests/experts/test_disk.py -k a_third",
     ),
     Mutation(
@@ -584,6 +584,41 @@ MUTATIONS = (
         "give_back_large()",
         "pass",
         "tests/experts/test_disk.py -k gives_back",
+    ),
+    Mutation(
+        "a host remembers the step before of an expert of which a checkpoint wants an earlier one",
+        "experts/expert.py",
+        "(self._remembers and not self._pinned)",
+        "self._remembers",
+        "tests/experts/test_host_memory.py",
+    ),
+    Mutation(
+        "a step for which there is no memory ends a host",
+        "experts/keeping.py",
+        "            if not out_of_memory(error):\n                raise\n",
+        "            raise\n",
+        "tests/experts/test_keeping.py -k no_memory",
+    ),
+    Mutation(
+        "what an expert was told is lost with a step for which there is no memory",
+        "experts/expert.py",
+        "total = self._sums.get(step)",
+        "total = self._sums.pop(step, None)",
+        "tests/experts/test_keeping.py -k no_memory",
+    ),
+    Mutation(
+        "an expert for which a host has no memory is asked for again and again",
+        "swarm/experts/following.py",
+        "return time.monotonic() > self._unfit.get(name, 0.0)",
+        "return True",
+        "tests/swarm/experts/test_hosting.py -k no_memory",
+    ),
+    Mutation(
+        "a call for which a host has no memory breaks off",
+        "swarm/experts/service.py",
+        'raise Refusal("full", "there is no memory for it") from None',
+        "raise",
+        "tests/swarm/experts/test_asking.py -k no_memory",
     ),
     Mutation(
         "at a host holes stay in memory between what experts have been made of",
@@ -679,15 +714,15 @@ MUTATIONS = (
     Mutation(
         "a host of experts takes calls of any size",
         "swarm/experts/service.py",
-        "with self._calls.place(peer), self._room.place(peer, size):",
-        "with self._calls.place(peer):",
+        "with self._calls.place(peer), self._room.place(peer, size), _within_memory():",
+        "with self._calls.place(peer), _within_memory():",
         "tests/swarm/hostile/test_experts.py -k 'wrong_is_refused and room'",
     ),
     Mutation(
         "a host of experts computes any number of calls at once",
         "swarm/experts/service.py",
-        "with self._calls.place(peer), self._room.place(peer, size):",
-        "with self._room.place(peer, size):",
+        "with self._calls.place(peer), self._room.place(peer, size), _within_memory():",
+        "with self._room.place(peer, size), _within_memory():",
         "tests/swarm/hostile/test_experts.py -k at_once_is_bounded",
     ),
     Mutation(

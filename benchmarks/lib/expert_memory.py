@@ -4,11 +4,12 @@ A coordinator, hosts and a trainer, real processes on loopback. A swarm of the s
 comes first: what each of its processes takes is that of the interpreter, torch and hivemind. With the large model each
 may take a quarter of the whole state more: `RLIMIT_DATA` ends whatever asks for more (private memory, written to or
 not). The whole state is counted as of one machine that would train alone: weights, gradients and two moments, 16 bytes
-for each parameter. Hosts offer half of what their limit leaves free, which is room for a sixteenth of the experts: they
+for each parameter. Hosts offer half of what their limit leaves free, which is room for a twentieth of the experts: they
 keep that, and the coordinator the rest, and copies, on its disk.
 """
 
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,8 @@ from dedloc_kit.run import RunConfig
 
 STATE_BYTES, PARTS = 16, 4
 """Of a parameter, where one machine holds all; into how many parts no process may hold more than one of."""
-EACH, HELD = 6, 16
-"""Experts for each host, and into how many parts a host has room for one of: 32 bytes for each parameter in half of
+EACH, HELD = 6, 20
+"""Experts for each host, and into how many parts a host has room for one of: 40 bytes for each parameter in half of
 what it may take."""
 HIDDEN = 2
 """Channels inside an expert, over its width."""
@@ -40,6 +41,8 @@ RATE = 0.02
 SMALL_STEPS = 2
 START_SECONDS, STEP_SECONDS, LEAVE_SECONDS = 600.0, 300.0, 120.0
 _POLL_SECONDS = 0.5
+_LINES = 30
+"""Of the log of a peer that has ended badly, which goes with the folder."""
 _TRAINER, _COORDINATOR, _AGAIN, _HOST = "trainer", "coordinator", "coordinator, again", "host 0"
 
 
@@ -137,8 +140,16 @@ class _Swarm(ExitStack):
         self._go = folder / "go"
         self._settings: dict[str, Any] = {"task_module": "benchmarks.lib.mixed_task"}
         self._volunteers: list[Peer] = []
+        self._peers: list[Peer] = []
         self.watch = Watch()
         self.held_out: dict[int, float] = {}
+
+    def __exit__(self, *error: Any) -> bool | None:
+        for peer in self._peers:
+            if not peer.running and (code := peer.wait()):
+                lines = peer.log.read_text(errors="replace").splitlines()[-_LINES:]
+                print(f"{peer.name} ended with {code}:", *lines, sep="\n", file=sys.stderr)
+        return super().__exit__(*error)
 
     def limit(self, peer: str) -> int | None:
         return None if peer == _AGAIN else self._limits.get(_kind(peer))
@@ -164,6 +175,7 @@ class _Swarm(ExitStack):
                 **self._settings,
             )
             self._volunteers.append(self.enter_context(peer))
+            self._peers.append(peer)
             self.watch.add(peer)
         for peer in self._volunteers:
             peer.wait_for("joined", deadline=START_SECONDS)
@@ -205,6 +217,7 @@ class _Swarm(ExitStack):
         peer = start_coordinator(self._run, self._folder, prefix=self._within(name), **self._settings, **often)
         peer.name = name
         self.watch.add(self.enter_context(peer))
+        self._peers.append(peer)
         return peer
 
     def _hear(self, coordinator: Peer) -> float:

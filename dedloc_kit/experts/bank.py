@@ -83,15 +83,15 @@ class Bank:
         other, so that no more than one takes memory if they lie on the disk. Raises ValueError for a name that the run
         does not have."""
         for name in names:
-            self._add(name, self._first(name, self.experts_room))
+            self._add(name, self._first(name, self.experts_room, self._remembers))
 
-    def _first(self, name: ExpertName, room: Room = torch.zeros) -> Expert:
+    def _first(self, name: ExpertName, room: Room = torch.zeros, remembers: bool = False) -> Expert:
         rows, columns = self._settings.grid
         if name.layer not in self._settings.layers or not (0 <= name.row < rows and 0 <= name.column < columns):
             raise ValueError(f"the run has no expert {name}")
         seed = seed_of(self._run.run_id, "expert", name)
         network = Network(self._settings.width, self._settings.hidden, seed)
-        return Expert(network, self._run.optimizer, self._remembers, room)
+        return Expert(network, self._run.optimizer, remembers, room)
 
     def _add(self, name: ExpertName, expert: Expert) -> None:
         with self._lock:
@@ -232,7 +232,7 @@ class Bank:
         with self._lock:
             expert = self._experts.get(name)
         if expert is None:  # nobody is answered by its first weights meanwhile
-            expert = self._first(name, self.experts_room)
+            expert = self._first(name, self.experts_room, self._remembers)
             expert.load(tensors, step)
             self._add(name, expert)
         else:
@@ -248,8 +248,9 @@ class Bank:
             trial.check_tensors(trial.tensors())
 
     def like(self) -> dict[str, Tensor]:
-        """Tensors of the shapes and types of any expert's."""
-        return self._first(names_of(self._settings)[0]).copy()[0]
+        """Tensors of the shapes and types of any expert's, without numbers."""
+        first = self._first(names_of(self._settings)[0])
+        return {name: tensor.to("meta") for name, tensor in first.tensors().items()}
 
     def _expert(self, name: ExpertName) -> Expert:
         with self._lock:

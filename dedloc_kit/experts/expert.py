@@ -27,7 +27,7 @@ LARGE = 1e3
 
 
 class Pinned:
-    """An expert as it was after a step; takes no memory of its own before the expert has taken a second one since."""
+    """An expert as it was after a step; takes no more memory than a step before that is remembered."""
 
     def __init__(self, expert: "Expert", then: tuple[dict[str, Tensor], int] | None) -> None:
         self._expert, self.then = expert, then
@@ -56,7 +56,8 @@ class Expert:
         self._remembers, self._room = remembers, room
         self._before: tuple[dict[str, Tensor], int] | None = None
         self._pinned = weakref.WeakSet[Pinned]()
-        """By those who want it as it is now."""
+        """By those who want it as it is now, or was: while somebody has an earlier one, the step before is not
+        remembered besides."""
         self._parameters = list(network.parameters())
         self.layout = FlatLayout.of(self._parameters)
         groups = [{"params": self._parameters, "weight_decay": optimizer.weight_decay}]
@@ -112,11 +113,12 @@ class Expert:
         with self._lock:
             if step != self.step + 1:
                 return False
-            total = self._sums.pop(step, None)
-            mean = torch.zeros(self.layout.size) if total is None else total.div_(samples)
+            total = self._sums.get(step)
+            mean = torch.zeros(self.layout.size) if total is None else total / samples
             if not is_finite(mean):  # of numbers that each were; NaN would stay for good
                 mean.zero_()
             self._take(step, said(mean), rate)
+            self._sums.pop(step, None)  # not before: where memory ends, the step is taken later
             return True
 
     def follow(self, step: int, mean: Tensor, rate: float) -> None:
@@ -128,8 +130,8 @@ class Expert:
             self._take(step, mean.clone(), rate)
 
     def _take(self, step: int, mean: Tensor, rate: float) -> None:
-        before = self._leave() if self._remembers or self._pinned else None
-        self._before = before if self._remembers else None
+        self._leave()
+        torch.empty(self.layout.size)  # for the optimizer: there is room for it, or nothing changes
         self._apply(mean, rate)
         self.step = step
 
@@ -194,20 +196,24 @@ class Expert:
                 return made
             if self._before is None or self._before[1] != step:
                 raise Refused("stale")
-            return Pinned(self, self._before)
+            made = Pinned(self, self._before)
+            self._pinned.add(made)
+            return made
 
     def copy_of(self, pinned: Pinned) -> tuple[dict[str, Tensor], int]:
         """As `Pinned.state`."""
         with self._lock:
             return self.copy() if pinned.then is None else pinned.then
 
-    def _leave(self) -> tuple[dict[str, Tensor], int]:
-        """A copy, also for those who have pinned it: it is about to change."""
-        now = self.copy()
-        for pinned in self._pinned:
-            pinned.then = now
-        self._pinned.clear()
-        return now
+    def _leave(self) -> None:
+        """It is about to change: one copy for all who have pinned it and for whoever asks later."""
+        self._before = None  # its memory is free before more is taken
+        now = [pinned for pinned in self._pinned if pinned.then is None]
+        if now or (self._remembers and not self._pinned):
+            copy = self.copy()
+            for pinned in now:
+                pinned.then = copy
+            self._before = copy if self._remembers else None
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], step: int) -> None:

@@ -1,5 +1,6 @@
 """Of the experts that a peer holds it keeps some: it takes their steps. Whoever follows one holds the same bits."""
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,9 +14,12 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run import RunConfig
+from dedloc_kit.training.device import out_of_memory
 from dedloc_kit.training.flat import placed
 from dedloc_kit.training.rooms import give_back_large
 from dedloc_kit.training.sketch import TOLERANCE
+
+_log = logging.getLogger(__name__)
 
 REMEMBERED = 64
 """Global steps of which it is known how many samples they had; nobody who keeps an expert is further ahead."""
@@ -72,7 +76,7 @@ class Keeping:
     """Those experts of a bank are kept that are not followed. From any thread.
 
     :param rate: the learning rate of a global step
-    :param parted: told how an expert was that is here no longer
+    :param parted: told how an expert was that is here no longer, if anybody wants to know
     :ivar names: all experts of the run, in their order
     """
 
@@ -81,7 +85,7 @@ class Keeping:
         bank: Bank,
         run: RunConfig,
         rate: Callable[[int], float],
-        parted: Callable[[ExpertName, State], object] = lambda *_: None,
+        parted: Callable[[ExpertName, State], object] | None = None,
     ) -> None:
         assert run.experts is not None
         self.bank, self._run, self._rate, self._parted = bank, run, rate, parted
@@ -148,23 +152,33 @@ class Keeping:
                         self._take(name, step, samples, rate)
 
     def _take(self, name: ExpertName, step: int, samples: int, rate: float) -> None:
-        followers, messages = self._followers.get(name, ()), []
+        """Where there is no memory for it nothing changes: the expert takes this step before the next one."""
+        followers, messages, lost = self._followers.get(name, ()), list[Any](), dict[ExpertName, Tensor]()
 
         def said(mean: Tensor) -> Tensor:
             if not followers:
                 return mean
             if name in self._lost:
-                mean = mean + self._lost.pop(name)
+                mean = mean + self._lost[name]
             message, read = self._code(mean)
             messages.append(message)
             if not torch.equal(mean, read):
-                self._lost[name] = placed(mean - read, self.bank.experts_room)
+                lost[name] = placed(mean - read, self.bank.experts_room)
             return read
 
-        if self.bank.take_one(name, step, samples, rate, said):
-            for message in messages:
-                for tell in followers:
-                    tell(Stepped(name, step, rate, message))
+        try:
+            taken = self.bank.take_one(name, step, samples, rate, said)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            self.bank.refused["memory"] += 1
+            _log.warning("no memory for global step %d of the expert %s: it is taken later", step, name)
+            return
+        if taken and messages:
+            self._lost.pop(name, None)
+            self._lost |= lost
+            for tell in followers:
+                tell(Stepped(name, step, rate, messages[0]))
 
     # Whoever keeps
 
@@ -198,7 +212,8 @@ class Keeping:
         with self._lock:
             self._end(name)
             if name in self.bank.names:
-                self._parted(name, self.bank.state(name))
+                if self._parted is not None:
+                    self._parted(name, self.bank.state(name))
                 self.bank.drop(name)
                 self._followed.discard(name)
 
@@ -227,7 +242,7 @@ class Keeping:
             self._followed.add(name)
             try:
                 self.bank.load(name, *state)
-            except ValueError:
+            except Exception:
                 if name not in self.bank.names:
                     self._followed.discard(name)
                 raise

@@ -91,9 +91,13 @@ def make_current(device: torch.device) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device's memory did not hold something; Apple's has no class of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+_NO_ROOM = "MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory"
+"""What Apple's devices and torch on a processor say, which have no class of their own for it."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a device's memory, or the machine's, did not hold something."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(said in str(error) for said in _NO_ROOM)
 
 
 def free_cached(device: torch.device) -> None:

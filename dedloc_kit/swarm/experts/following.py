@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from dedloc_kit.swarm.experts.placing import Holder
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.listening import Listening
+from dedloc_kit.training.device import out_of_memory
 
 SILENT_SECONDS, MAX_SILENT_SECONDS = 6.0, 20.0
 """For which a keeper that says nothing is still there."""
@@ -39,6 +41,8 @@ PASS_ON_SECONDS = 0.1
 """After which a keeper hears what a follower was told: before it takes its step, which is that of a whole swarm."""
 FETCH_SECONDS = 300.0
 """For all that is fetched of a peer to come."""
+UNFIT_SECONDS = 60.0
+"""For which an expert that this machine had no memory for is not asked for again."""
 COMPARE_SECONDS = 30.0
 """After which the next expert of a keeper is compared with its copy here."""
 
@@ -73,6 +77,8 @@ class Following:
         self.live: set[ExpertName] = set()
         self.arriving: set[ExpertName] = set()
         self.moved: set[ExpertName] = set()
+        self._unfit: dict[ExpertName, float] = {}
+        """Until when those are not asked for that there was no memory for."""
 
     async def fetch(
         self,
@@ -116,6 +122,10 @@ class Following:
 
         await asyncio.gather(*(fetch(peer, names) for peer, names in of_peers.items()))
 
+    def fits(self, name: ExpertName) -> bool:
+        """Has there been memory for this expert, as far as is known?"""
+        return time.monotonic() > self._unfit.get(name, 0.0)
+
     async def follow(self, peer: str, names: Sequence[ExpertName]) -> None:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""
         held = {name: step + 1 for name in names for step in self._keeping.bank.steps([name])}
@@ -149,9 +159,7 @@ class Following:
             if name in self.live or name in keeping.kept:
                 raise ValueError("an expert that is here already")
             if head.here:
-                tensors = await listening.heard(self._coder.receive_state(stream))
-                await self._apart(keeping.bank.check, name, tensors)
-                await self._apart(keeping.hold, name, (tensors, head.step))
+                await self._take_copy(name, head.step, listening, stream)
             elif held.get(name) != head.step + 1:
                 raise ValueError("an expert that is not here is not sent")
             self.live.add(name)
@@ -175,6 +183,17 @@ class Following:
         self.live.discard(name)
         return {name}
 
+    async def _take_copy(self, name: ExpertName, step: int, listening: Listening, stream: Stream) -> None:
+        try:
+            tensors = await listening.heard(self._coder.receive_state(stream))
+            await self._apart(self._keeping.bank.check, name, tensors)
+            await self._apart(self._keeping.hold, name, (tensors, step))
+        except (MemoryError, RuntimeError) as error:
+            if out_of_memory(error):
+                self._unfit[name] = time.monotonic() + UNFIT_SECONDS
+                _log.warning("no memory for the expert %s: not asked for again for %.0f s", name, UNFIT_SECONDS)
+            raise
+
     async def _pass_on(self, names: set[ExpertName], stream: Stream) -> None:
         """Let the keeper of these know what they are told here."""
         with suppress(OSError):  # whoever reads the stream finds out
@@ -196,7 +215,8 @@ class Following:
             await asyncio.sleep(COMPARE_SECONDS)
             if name in names & self.live:
                 try:
-                    await self._renew(peer, name)
+                    with _failing(peer):
+                        await self._renew(peer, name)
                 except (NoCopies, Refused) as failure:  # it has gone on, or is somebody else's
                     _log.info("the expert %s is not compared: %s", name, failure)
 
@@ -253,3 +273,7 @@ def _failing(peer: str) -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError) as error:
         raise NoCopies(f"{peer} gives no experts: {str(error) or repr(error):.200}") from None
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise NoCopies(f"no memory for what {peer} gives") from None

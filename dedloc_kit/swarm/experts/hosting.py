@@ -107,11 +107,12 @@ class Hosting:
                         self._since.setdefault(name, time.monotonic())
                     if self._is_alone(name):
                         self._gone |= {peer: holders[peer].time for peer in others}
-                    elif others:
+                    elif others and self._following.fits(name):
                         wanted.setdefault(others[0], []).append(name)
             # Whoever stands in waits for the keeper, whom it would have to follow in a moment anyway.
             elif others and (self._me == keeper or (self._me == stand_in and others[0] == keeper)):
-                wanted.setdefault(others[0], []).append(name)
+                if self._following.fits(name):
+                    wanted.setdefault(others[0], []).append(name)
             elif self._known is not None and not others and name not in copied:
                 self._perhaps_restore(name)
         for peer, experts in wanted.items():

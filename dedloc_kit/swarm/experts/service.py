@@ -27,6 +27,7 @@ from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, receive_tensor, scaled, send_packed, unscaled
 from dedloc_kit.swarm.remote.turns import Turns
 from dedloc_kit.swarm.transfer.protocol import alive_until
+from dedloc_kit.training.device import out_of_memory
 
 BACKWARD, FORWARD = 0, 1
 """Priorities: the lowest goes first. A backward call gives back the room that its forward call has taken."""
@@ -166,7 +167,7 @@ class ExpertService(Service):
                         call = await receive_call(stream)
                     self._judge.check(peer)
                     size = COPIES * 4 * self._settings.width * sum(call.tokens)
-                    with self._calls.place(peer), self._room.place(peer, size):
+                    with self._calls.place(peer), self._room.place(peer, size), _within_memory():
                         await self._answer(peer, call, stream)
         except Refusal as refusal:
             await stream.send(encode(refusal.told))
@@ -273,4 +274,15 @@ def _refusing(refused: list[Kind]) -> Iterator[None]:
         refused.append(_KINDS[error.kind])
     except Exception as error:
         _log.warning("an expert fails: %r", error)
-        refused.append("failed")
+        refused.append("full" if out_of_memory(error) else "failed")
+
+
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    """What this machine has no memory for is refused."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise Refusal("full", "there is no memory for it") from None

@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Experts
-from dedloc_kit.swarm.experts import asking, service
+from dedloc_kit.swarm.experts import asking, hosts, service
 from dedloc_kit.swarm.experts.deadline import MIN_SECONDS
 from dedloc_kit.swarm.experts.protocol import Forward
 from dedloc_kit.swarm.experts.service import Limits
@@ -123,6 +124,24 @@ def test_a_host_that_does_not_take_the_step_answers_as_it_is(two: Swarm, monkeyp
     assert not two.failed
     forward = trainer._hosts._hosts["a"].client._deadlines[Forward]
     assert forward.seconds(1) == MIN_SECONDS, "what it waited for the step is not what its calls take"
+
+
+def test_a_call_for_which_a_host_has_no_memory_is_refused_and_the_next_one_answered(
+    two: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "AVOIDED_SECONDS", 0.1)
+    trainer, host = two.trainer("t"), two.hosts["a"]
+    with monkeypatch.context() as full:
+        full.setattr(host.bank, "output", Mock(side_effect=MemoryError))
+        assert all(set(each) == set(CELLS[1::2]) for each in learn(trainer, 1, 2))
+    assert host.refused == {"full": 1}
+    two.until(lambda: bool(trainer.alive(LAYER).all()))
+    with monkeypatch.context() as full:
+        full.setattr(service, "receive_tensor", Mock(side_effect=MemoryError))
+        assert learn(trainer, 2, 2) == ({}, {})
+    assert host.refused == {"full": 2}
+    two.until(lambda: bool(trainer.alive(LAYER).all()))
+    assert all(set(each) == set(CELLS) for each in learn(trainer, 3, 2))
 
 
 def test_of_two_hosts_of_an_expert_all_trainers_ask_the_same_one(two: Swarm) -> None:

@@ -528,3 +528,27 @@ def test_sums_that_no_gradients_have_cost_only_themselves() -> None:
         keeping.add(NAMES[0], {1: torch.full((these["a"].coder.size,), 3e38)})
         told = sums(keeping.bank)
         assert torch.equal(told[f"{NAMES[0]} 1"], torch.ones(these["a"].coder.size))
+
+
+@pytest.mark.parametrize("where", ["check", "load"])
+def test_an_expert_for_which_a_host_has_no_memory_does_not_come_until_it_has_some_and_the_others_do(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "UNFIT_SECONDS", 1.0)
+    with group("ab") as these:
+        these.assign("a")
+        stand_in, full = these["b"], True
+        plainly = getattr(stand_in.keeping.bank, where)
+
+        def work(name: ExpertName, *given: Any) -> None:
+            if full and name == NAMES[1]:
+                raise MemoryError
+            plainly(name, *given)
+
+        monkeypatch.setattr(stand_in.keeping.bank, where, work)
+        these.plan = replace(these.plan, stand_ins=dict.fromkeys(NAMES, "b"))
+        these.until(lambda: stand_in.following.live == set(NAMES) - {NAMES[1]})
+        assert stand_in.keeping.followed == set(NAMES) - {NAMES[1]}
+        full = False
+        these.until(lambda: stand_in.following.live == set(NAMES))
+        assert not stand_in.failed, "nobody else is to blame"
