@@ -15,7 +15,7 @@ from tests.tiny_mixed import mixed_run
 
 EXPERTS, SAMPLES, TOKENS = 12, 4, 8
 OF_ONE = 36
-"""Bytes for each parameter of an expert that comes or takes a step."""
+"""Bytes for each parameter of an expert that comes, and of one that takes a step."""
 
 
 def run_of(width: int, hidden: int) -> RunConfig:
@@ -72,4 +72,4 @@ def test_the_experts_of_a_host_take_no_more_memory_than_it_is_asked_for() -> Non
     all_that_a_host_does(large)
     assert large.experts is not None
     of_each = 3 * large.experts.width * large.experts.hidden
-    assert peak.end() < (HOST_BYTES_PER_PARAMETER * EXPERTS + OF_ONE) * of_each
+    assert peak.end() < (HOST_BYTES_PER_PARAMETER * EXPERTS + 2 * OF_ONE) * of_each
