@@ -157,11 +157,12 @@ class Party:
                 await stream.closed()
         else:
             await self._services[first].call_off(0)
-        ended, _ = await asyncio.wait(tasks[1:], timeout=0.5)
+            await tasks[0]  # then it has told the others
+        ends = tasks[1].cancelling() > 0
         for service in self._services.values():
             await service.call_off(0)
         await asyncio.gather(*tasks)
-        return bool(ended)
+        return ends
 
 
 class LeavesOutTheSecond(AllReduce):
