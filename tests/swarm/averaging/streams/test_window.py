@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.swarm.averaging import window
-from dedloc_kit.swarm.averaging.window import AHEAD, SendWindow
+from dedloc_kit.swarm.averaging.streams import window
+from dedloc_kit.swarm.averaging.streams.window import AHEAD, SendWindow
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

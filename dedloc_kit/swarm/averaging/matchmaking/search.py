@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from dedloc_kit.records import MAX_MEMBERS, Record
-from dedloc_kit.swarm.averaging.group import (
+from dedloc_kit.swarm.averaging.matchmaking.group import (
     MAX_GROUP_BYTES,
     Coming,
     Group,

@@ -8,7 +8,7 @@ the average.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
 
 WHOLE = 0.01
 """Who gave this part of a step's samples, or more, counts as one who was served, and whoever gave less as so much less:

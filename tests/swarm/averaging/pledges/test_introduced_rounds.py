@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.swarm.averaging import introduced_rounds
-from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
+from dedloc_kit.swarm.averaging.pledges import introduced_rounds
+from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from tests.swarm.averaging.test_service import Party
 from tests.tiny import tiny_run
 

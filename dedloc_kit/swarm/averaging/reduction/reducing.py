@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.handshake import Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
-from dedloc_kit.swarm.averaging.feedback import Coding
-from dedloc_kit.swarm.averaging.handshake import Introductions
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.means import Means
-from dedloc_kit.swarm.averaging.plan import Deal
-from dedloc_kit.swarm.averaging.reducer import MakeReducer
-from dedloc_kit.swarm.averaging.window import Meter
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding
+from dedloc_kit.swarm.averaging.reduction.means import Means
+from dedloc_kit.swarm.averaging.reduction.plan import Deal
+from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.window import Meter
 from dedloc_kit.training.flat import CHUNK
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Join, Member, Verdict
-from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.search import GroupService, NoGroup
+from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Join, Member, Verdict
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.network.service import encode
 from tests.swarm.harness import progress
 from tests.swarm.local_network import LocalNetwork

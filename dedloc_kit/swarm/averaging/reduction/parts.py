@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
-from dedloc_kit.swarm.averaging.codec import check, decode, read_part
-from dedloc_kit.swarm.averaging.feedback import Coding
-from dedloc_kit.swarm.averaging.keeping import Keep, Kept, in_memory
-from dedloc_kit.swarm.averaging.messages import read_with_path
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.encoding.codec import check, decode, read_part
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding
+from dedloc_kit.swarm.averaging.reduction.keeping import Keep, Kept, in_memory
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
+from dedloc_kit.swarm.averaging.streams.messages import read_with_path
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.training.flat import CHUNK
 

@@ -10,8 +10,14 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, ChunkCompression, Float16, Float32
-from dedloc_kit.swarm.averaging.sparse import Sparse
+from dedloc_kit.swarm.averaging.encoding.compression import (
+    Blockwise4Bit,
+    Blockwise8Bit,
+    ChunkCompression,
+    Float16,
+    Float32,
+)
+from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
 
 
 @dataclass(frozen=True)

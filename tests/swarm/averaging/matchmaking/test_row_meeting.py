@@ -11,11 +11,11 @@ import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.averaging import row_meeting
-from dedloc_kit.swarm.averaging.group import Coming, Group, GroupRequest, Member, RowCall, Verdict
-from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.row_meeting import LARGEST, Matchmaking, RowJoin, RowService, evened, ranked
-from dedloc_kit.swarm.averaging.search import GroupService, NoGroup
+from dedloc_kit.swarm.averaging.matchmaking import row_meeting
+from dedloc_kit.swarm.averaging.matchmaking.group import Coming, Group, GroupRequest, Member, RowCall, Verdict
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import LARGEST, Matchmaking, RowJoin, RowService, evened, ranked
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Service, Stream, encode

@@ -8,8 +8,8 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.codec import check, codec_of, decode
-from dedloc_kit.swarm.averaging.compression import (
+from dedloc_kit.swarm.averaging.encoding.codec import check, codec_of, decode
+from dedloc_kit.swarm.averaging.encoding.compression import (
     LARGEST,
     Blockwise4Bit,
     Blockwise8Bit,
@@ -17,7 +17,7 @@ from dedloc_kit.swarm.averaging.compression import (
     Float16,
     Float32,
 )
-from dedloc_kit.swarm.averaging.sparse import Sparse
+from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
 
 WAYS: tuple[ChunkCompression, ...] = (Float32(), Float16(), Blockwise8Bit(), Blockwise4Bit(), Sparse())
 BLOCKWISE = WAYS[2:4]

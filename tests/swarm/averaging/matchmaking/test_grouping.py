@@ -1,7 +1,7 @@
 """Who leads: every peer ranks the same peers alike, and a group is found by asking, not by searching."""
 
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.averaging.grouping import MAX_LEADERS, OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS, OneGroup
 from tests.swarm.harness import progress
 
 

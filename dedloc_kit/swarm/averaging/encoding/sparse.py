@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression, check_size
+from dedloc_kit.swarm.averaging.encoding.compression import LARGEST, ChunkCompression, check_size
 
 _INDEX_BITS, _CODE_BITS = 12, 2
 _ENTRY_BITS = _INDEX_BITS + _CODE_BITS

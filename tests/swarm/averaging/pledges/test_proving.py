@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.pledges.proving import proven
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, part_content, pieces, window
 from dedloc_kit.training.flat import CHUNK, FlatLayout

@@ -5,10 +5,10 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.codec import check, decode
-from dedloc_kit.swarm.averaging.compression import LARGEST
-from dedloc_kit.swarm.averaging.feedback import Feedback
-from dedloc_kit.swarm.averaging.sparse import Sparse
+from dedloc_kit.swarm.averaging.encoding.codec import check, decode
+from dedloc_kit.swarm.averaging.encoding.compression import LARGEST
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
 
 SPARSE = Sparse()
 LENGTH = 2 * Sparse.block + 100

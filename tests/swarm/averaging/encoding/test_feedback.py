@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.codec import decode
-from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, ChunkCompression, Float16, Float32
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.codec import decode
+from dedloc_kit.swarm.averaging.encoding.compression import (
+    Blockwise4Bit,
+    Blockwise8Bit,
+    ChunkCompression,
+    Float16,
+    Float32,
+)
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 
 SIZE = 2000
 

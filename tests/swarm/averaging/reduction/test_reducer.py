@@ -8,7 +8,7 @@ import torch
 from benchmarks.lib.aggregators import CenteredClip
 from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
+from dedloc_kit.swarm.averaging.reduction.reducer import MeanReducer, Reducer, RoundOver
 
 
 def test_a_reducer_of_ones_own_bounds_what_one_of_four_members_does_to_the_average() -> None:

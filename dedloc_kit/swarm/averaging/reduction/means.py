@@ -5,9 +5,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.codec import check, decode, read_part
-from dedloc_kit.swarm.averaging.feedback import Coding
-from dedloc_kit.swarm.averaging.plan import Deal, Plan
+from dedloc_kit.swarm.averaging.encoding.codec import check, decode, read_part
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding
+from dedloc_kit.swarm.averaging.reduction.plan import Deal, Plan
 from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64

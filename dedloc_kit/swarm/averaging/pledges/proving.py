@@ -7,8 +7,8 @@ from torch import Tensor
 from dedloc_kit.swarm.audits.projections import compressed_honestly, implied
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Prove
-from dedloc_kit.swarm.averaging.codec import Codec, check, decode, read_part
-from dedloc_kit.swarm.averaging.compression import ChunkCompression
+from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read_part
+from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.trust.commitments import Commitment, Opening
 from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, overlap, part_content, pieces, window
 from dedloc_kit.training.flat import CHUNK, FlatLayout

@@ -6,8 +6,8 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.codec import Codec
-from dedloc_kit.swarm.averaging.compression import ChunkCompression
+from dedloc_kit.swarm.averaging.encoding.codec import Codec
+from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.trust.pledge import Sealed
 from dedloc_kit.training.flat import FlatLayout, Room, Scratch, untouched_zeros
 

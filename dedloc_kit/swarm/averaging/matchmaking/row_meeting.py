@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dedloc_kit.records import MAX_ROWS, Count, Digest, Record
-from dedloc_kit.swarm.averaging.group import MAX_ROW, Group, GroupRequest, Join, Member, stands
-from dedloc_kit.swarm.averaging.grouping import MAX_LEADERS
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.matchmaking.group import MAX_ROW, Group, GroupRequest, Join, Member, stands
+from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES
 from dedloc_kit.swarm.network.service import Endpoint
 

@@ -16,10 +16,10 @@ from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Proven
 from dedloc_kit.swarm.audits.questions import Prove
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.codec import codec_of, read_part
-from dedloc_kit.swarm.averaging.codec import decode as decode_values
-from dedloc_kit.swarm.averaging.pledges import LOTS
-from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of, read_part
+from dedloc_kit.swarm.averaging.encoding.codec import decode as decode_values
+from dedloc_kit.swarm.averaging.pledges.pledges import LOTS
+from dedloc_kit.swarm.averaging.pledges.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened, parted

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.network.service import Stream
 
 Message = bytes | Callable[[], bytes]
