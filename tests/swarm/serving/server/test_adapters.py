@@ -12,14 +12,14 @@ import torch
 from dedloc_kit.blocks.adapters import Adapter, AdapterForm, AdapterTensor, _digest
 from dedloc_kit.blocks.lora import TrainableAdapter
 from dedloc_kit.swarm.network.service import Stream, encode
-from dedloc_kit.swarm.serving import adapters
 from dedloc_kit.swarm.serving.protocol import Opened, Reply, Wanted, receive_reply
-from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.server import adapters
+from dedloc_kit.swarm.serving.server.server import SpanService
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
 from tests.blocks.tuned import adapter_for, local
 from tests.swarm.serving.local_swarm import At, Swarm
-from tests.swarm.serving.test_server import OPEN, refused, until
+from tests.swarm.serving.server.test_server import OPEN, refused, until
 
 EVERY = 5
 STEPS = 15

@@ -11,7 +11,7 @@ from dedloc_kit.blocks.adapters import Adapter, AdapterForm
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.tensors import receive_content
 from dedloc_kit.swarm.serving.protocol import Refusal, Wanted
-from dedloc_kit.swarm.serving.sessions import Session
+from dedloc_kit.swarm.serving.server.sessions import Session
 from dedloc_kit.swarm.transfer.protocol import alive_until
 
 ADAPTERS_OF_A_PEER, BYTES_OF_A_PEER = 8, 2**27

@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit.swarm.serving.protocol import Refusal
-from dedloc_kit.swarm.serving.sessions import Budget
+from dedloc_kit.swarm.serving.server.sessions import Budget
 
 
 def test_a_thousand_sessions_that_are_over_leave_nothing_behind() -> None:

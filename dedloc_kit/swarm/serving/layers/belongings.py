@@ -10,7 +10,7 @@ from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.remote.loop import Loop
-from dedloc_kit.swarm.serving.weights import ModelContents, fetch, fetch_manifest, read
+from dedloc_kit.swarm.serving.layers.weights import ModelContents, fetch, fetch_manifest, read
 from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.download import OpenStream
 from dedloc_kit.swarm.transfer.store import FilePart, Store

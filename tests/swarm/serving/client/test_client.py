@@ -13,10 +13,10 @@ import torch
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.blocks.span import CachedSpan, Span
-from dedloc_kit.swarm.serving import leg
-from dedloc_kit.swarm.serving.client import SessionFailed
-from dedloc_kit.swarm.serving.leg import Leg
-from dedloc_kit.swarm.serving.sessions import Held
+from dedloc_kit.swarm.serving.client import leg
+from dedloc_kit.swarm.serving.client.client import SessionFailed
+from dedloc_kit.swarm.serving.client.leg import Leg
+from dedloc_kit.swarm.serving.server.sessions import Held
 from tests.blocks import tiny
 from tests.blocks.test_ends import WAYS, written
 from tests.swarm.serving.local_swarm import At, Swarm

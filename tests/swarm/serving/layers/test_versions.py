@@ -13,9 +13,9 @@ from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.serving.offer import Moving, Release, Serving
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.serving.changing import Change, beside, may_go
-from dedloc_kit.swarm.serving.releases import Releases
-from dedloc_kit.swarm.serving.versions import REMEMBERED, Versions, in_use
+from dedloc_kit.swarm.serving.layers.changing import Change, beside, may_go
+from dedloc_kit.swarm.serving.layers.releases import Releases
+from dedloc_kit.swarm.serving.layers.versions import REMEMBERED, Versions, in_use
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer

@@ -16,10 +16,10 @@ from dedloc_kit.ledger.served import ServingLedger, credit
 from dedloc_kit.serving.receipts import Claim, Receipt
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.serving import crediting, receipts
-from dedloc_kit.swarm.serving.crediting import Accounts, CreditService, claim
-from dedloc_kit.swarm.serving.receipts import Given, Receipts
-from dedloc_kit.swarm.serving.tally import Tally
+from dedloc_kit.swarm.serving.credit import crediting, receipts
+from dedloc_kit.swarm.serving.credit.crediting import Accounts, CreditService, claim
+from dedloc_kit.swarm.serving.credit.receipts import Given, Receipts
+from dedloc_kit.swarm.serving.credit.tally import Tally
 from tests.swarm.local_network import LocalNetwork
 from tests.test_ledger_served import RUN, offer
 

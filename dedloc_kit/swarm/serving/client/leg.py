@@ -12,7 +12,6 @@ from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import receive_tensor, send_content, send_tensor
-from dedloc_kit.swarm.serving.adapters import by_name, numbers
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Done,
@@ -28,7 +27,8 @@ from dedloc_kit.swarm.serving.protocol import (
     Wanted,
     receive_reply,
 )
-from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.server.adapters import by_name, numbers
+from dedloc_kit.swarm.serving.server.server import SpanService
 
 MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
 """Seconds of silence after which a server is taken for gone: between these, by how long it was silent before. One that

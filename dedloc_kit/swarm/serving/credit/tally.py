@@ -12,7 +12,7 @@ from dedloc_kit.serving.receipts import Receipt
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import NoAnswer, answered, encode
 from dedloc_kit.swarm.remote.lines import Opener
-from dedloc_kit.swarm.serving.receipts import Given, Receipts, Taken
+from dedloc_kit.swarm.serving.credit.receipts import Given, Receipts, Taken
 
 TELL_SECONDS = 10.0
 ANSWER_SECONDS = 10.0

@@ -21,7 +21,7 @@ from dedloc_kit.blocks.routes import Hop, NoRoute, route
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form
-from dedloc_kit.swarm.serving.leg import Leg, LegFailed, part_of
+from dedloc_kit.swarm.serving.client.leg import Leg, LegFailed, part_of
 from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Pass, call
 
 SHARE = 0.02

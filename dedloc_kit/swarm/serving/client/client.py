@@ -21,9 +21,9 @@ from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.routes import Hop, NoRoute, route
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
-from dedloc_kit.swarm.serving.checking import Checker, Work
-from dedloc_kit.swarm.serving.history import History
-from dedloc_kit.swarm.serving.leg import CountWork, Leg, LegFailed, part_of, uncounted
+from dedloc_kit.swarm.serving.client.checking import Checker, Work
+from dedloc_kit.swarm.serving.client.history import History
+from dedloc_kit.swarm.serving.client.leg import CountWork, Leg, LegFailed, part_of, uncounted
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
 
 FAILURES = 6

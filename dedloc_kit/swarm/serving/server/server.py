@@ -16,8 +16,6 @@ from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
-from dedloc_kit.swarm.serving.adapters import Adapters, flat
-from dedloc_kit.swarm.serving.computing import FEW_TOKENS, Computing, Priority
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Call,
@@ -35,7 +33,9 @@ from dedloc_kit.swarm.serving.protocol import (
     receive_reply,
     receive_request,
 )
-from dedloc_kit.swarm.serving.sessions import UNUSED_SECONDS, Budget, Held, Session
+from dedloc_kit.swarm.serving.server.adapters import Adapters, flat
+from dedloc_kit.swarm.serving.server.computing import FEW_TOKENS, Computing, Priority
+from dedloc_kit.swarm.serving.server.sessions import UNUSED_SECONDS, Budget, Held, Session
 from dedloc_kit.swarm.transfer.protocol import alive_until
 
 PUSH_SECONDS = 10.0

@@ -9,8 +9,8 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.blocks.plan import Intention, LayerRange, may_change, unserved
 from dedloc_kit.serving.offer import Moving, Serving
 from dedloc_kit.swarm.remote.offers import Offers
-from dedloc_kit.swarm.serving.choosing import servers_of, span_of
-from dedloc_kit.swarm.serving.sessions import Held
+from dedloc_kit.swarm.serving.layers.choosing import servers_of, span_of
+from dedloc_kit.swarm.serving.server.sessions import Held
 
 RETRY_SECONDS = 60.0
 """After a change that has failed."""

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.membership.admission import HostOf
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, opened
 from dedloc_kit.swarm.network.service import Endpoint, RecordService
-from dedloc_kit.swarm.serving.receipts import Taken
+from dedloc_kit.swarm.serving.credit.receipts import Taken
 
 CLAIMS_OF_A_SERVER, ALL_CLAIMS = 120, 6000
 """In a minute."""

@@ -12,8 +12,8 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.serving.config import WeightFormat
-from dedloc_kit.swarm.serving.checking import FIRST, Checker, difference
-from dedloc_kit.swarm.serving.client import RemoteSession
+from dedloc_kit.swarm.serving.client.checking import FIRST, Checker, difference
+from dedloc_kit.swarm.serving.client.client import RemoteSession
 from tests.blocks import tiny
 from tests.blocks.tuned import adapter_for
 from tests.swarm.serving.local_swarm import Swarm

@@ -15,7 +15,6 @@ from dedloc_kit.records import Record
 from dedloc_kit.swarm.network import service
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.tensors import receive_tensor, send_tensor
-from dedloc_kit.swarm.serving import sessions
 from dedloc_kit.swarm.serving.protocol import (
     Done,
     Neighbours,
@@ -31,8 +30,9 @@ from dedloc_kit.swarm.serving.protocol import (
     call,
     receive_reply,
 )
-from dedloc_kit.swarm.serving.server import PushService, SpanService
-from dedloc_kit.swarm.serving.sessions import Held
+from dedloc_kit.swarm.serving.server import sessions
+from dedloc_kit.swarm.serving.server.server import PushService, SpanService
+from dedloc_kit.swarm.serving.server.sessions import Held
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
 from tests.swarm.serving.local_swarm import VERSION, Swarm
@@ -212,7 +212,7 @@ def test_sessions_that_are_opened_and_left_take_no_more_than_one_peers_part(swar
 
 
 def test_a_session_that_does_not_begin_is_over_soon(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedloc_kit.swarm.serving.server.UNUSED_SECONDS", 0.2)
+    monkeypatch.setattr("dedloc_kit.swarm.serving.server.server.UNUSED_SECONDS", 0.2)
     server = swarm.services["a"]
 
     async def leave() -> None:

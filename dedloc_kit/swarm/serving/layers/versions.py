@@ -16,7 +16,7 @@ from dedloc_kit.serving.offer import Release, Serving
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.remote.offers import Offers
-from dedloc_kit.swarm.serving.choosing import servers_of
+from dedloc_kit.swarm.serving.layers.choosing import servers_of
 from dedloc_kit.swarm.serving.member import Member
 from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.store import Store

@@ -3,7 +3,7 @@
 import torch
 
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.swarm.serving.history import History
+from dedloc_kit.swarm.serving.client.history import History
 
 
 def test_it_follows_rows_and_tokens_as_a_cache_does() -> None:

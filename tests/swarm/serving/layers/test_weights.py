@@ -13,8 +13,8 @@ from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.serving import weights
-from dedloc_kit.swarm.serving.weights import ModelContents, NotGiven, fetch, fetch_manifest
+from dedloc_kit.swarm.serving.layers import weights
+from dedloc_kit.swarm.serving.layers.weights import ModelContents, NotGiven, fetch, fetch_manifest
 from dedloc_kit.swarm.transfer import gathering
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store

@@ -11,9 +11,9 @@ from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import ModelVersion, ServerConfig
-from dedloc_kit.swarm.serving.belongings import Belongings, Progress, manifest_of, small_file
+from dedloc_kit.swarm.serving.layers.belongings import Belongings, Progress, manifest_of, small_file
+from dedloc_kit.swarm.serving.layers.versions import Versions, contents
 from dedloc_kit.swarm.serving.member import Member
-from dedloc_kit.swarm.serving.versions import Versions, contents
 from dedloc_kit.swarm.transfer.store import FilePart
 
 

@@ -15,9 +15,9 @@ from dedloc_kit.run import SwarmConfig
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.network.reach import Hosts
 from dedloc_kit.swarm.network.service import NoAnswer, RecordService
-from dedloc_kit.swarm.serving.crediting import Accounts, CreditService, claim
+from dedloc_kit.swarm.serving.credit.crediting import Accounts, CreditService, claim
+from dedloc_kit.swarm.serving.credit.receipts import Receipts
 from dedloc_kit.swarm.serving.member import Member
-from dedloc_kit.swarm.serving.receipts import Receipts
 
 CLAIM_SECONDS, LAST_SECONDS = 30.0, 5.0
 """How often receipts are handed to the organizer, and for how long the last ones."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from dedloc_kit.swarm.serving.computing import Computing, Priority
+from dedloc_kit.swarm.serving.server.computing import Computing, Priority
 
 
 def test_tokens_go_before_prompts_and_prompts_before_training() -> None:
