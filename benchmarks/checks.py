@@ -26,11 +26,11 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records import Contribution, Invitation
 from dedloc_kit.run import RunConfig, TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
+from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout
 

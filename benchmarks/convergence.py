@@ -41,9 +41,9 @@ from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
-from dedloc_kit.swarm.averaging.codec import Codec, codec_of, decode
-from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Float16
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
+from dedloc_kit.swarm.averaging.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.tasks import Batch, Divisible, create_task
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.outer import NesterovSGD

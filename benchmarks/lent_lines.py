@@ -5,7 +5,8 @@ machine cannot go with real peers. Every client sends each part of its vector to
 there, the average goes to everybody. Where the swarm makes rows of the members, the roll is called before anything is
 averaged, and owners of the same values exchange their rows' means. A line carries one message at a time in each
 direction, in turn for each peer that has something on it; at most so many parts of a client are on their way as
-`swarm/averaging/window.py` lets it send. Nothing is lost, nobody dies, and introductions and rolls are left out.
+`swarm/averaging/streams/window.py` lets it send. Nothing is lost, nobody dies, and introductions and rolls are left
+out.
 """
 
 import argparse
@@ -23,11 +24,11 @@ import torch
 
 from dedloc_kit.organizer.prediction import read_line
 from dedloc_kit.organizer.round_time import Line, round_time
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.group import Member
-from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.row_meeting import evened
-from dedloc_kit.swarm.averaging.window import AHEAD, MIN_AHEAD
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.matchmaking.group import Member
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import evened
+from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.streams.window import AHEAD, MIN_AHEAD
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.kinds import EPOCH
 from dedloc_kit.training.flat import CHUNK, FlatLayout

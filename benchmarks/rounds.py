@@ -38,15 +38,15 @@ from torch import Tensor
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.records import Contribution, Record
-from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Held
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.codec import decode, read_part
-from dedloc_kit.swarm.averaging.group import Member
-from dedloc_kit.swarm.averaging.messages import Says
-from dedloc_kit.swarm.averaging.parts import Averages
-from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.row_meeting import evened
+from dedloc_kit.swarm.averaging.encoding.codec import decode, read_part
+from dedloc_kit.swarm.averaging.matchmaking.group import Member
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import evened
+from dedloc_kit.swarm.averaging.reduction.parts import Averages
+from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream

@@ -788,7 +788,10 @@ class LeftOut(Record):
 
 
 class Carried(Record):
-    """What the line of a peer has carried that gives no samples, in one global step; see `averaging/carried.py`."""
+    """What the line of a peer has carried that gives no samples, in one global step.
+
+    See `swarm/averaging/reduction/carried.py`.
+    """
 
     bytes: Count
     """Of those who gave to the step, to and fro."""

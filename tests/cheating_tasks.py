@@ -19,10 +19,10 @@ from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.feedback import Coding
-from dedloc_kit.swarm.averaging.group import Group
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.pledges import Pledges
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding
+from dedloc_kit.swarm.averaging.matchmaking.group import Group
+from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.peer import SwarmPeer

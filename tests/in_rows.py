@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest
-from dedloc_kit.swarm.averaging.row_meeting import RowJoin, RowService
+from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import RowJoin, RowService
 from dedloc_kit.swarm.directory import rows
 
 ROWS = 2

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from dedloc_kit.blocks.plan import MAX_SPEED
-from dedloc_kit.swarm.serving import fitting
-from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.layers import fitting
+from dedloc_kit.swarm.serving.server.server import SpanService
 
 
 async def zeros(service: SpanService, session: Any, step: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ from benchmarks.lib.party import Party
 from benchmarks.lib.played import HOSTILE, Defence, Training
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.run import OptimizerConfig, TrustConfig
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.reducer import ClipReducer, MakeReducer, MeanReducer
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MakeReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.flat import FlatLayout

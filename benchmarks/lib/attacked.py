@@ -17,12 +17,12 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.codec import Codec, check, decode, read_part
-from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.pledges import Pledges
-from dedloc_kit.swarm.averaging.reducer import MakeReducer
+from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read_part
+from dedloc_kit.swarm.averaging.encoding.compression import LARGEST, ChunkCompression
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
+from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.trust.weight import Weigh, claims_in
 from dedloc_kit.training.flat import FlatLayout

@@ -32,8 +32,8 @@ from dedloc_kit.client import fetch_state
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import MAX_BATCHES
-from dedloc_kit.swarm.averaging.group import Join, Member, Verdict
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.membership.admission import request_access
 from dedloc_kit.swarm.network.identity import Identity, Signer

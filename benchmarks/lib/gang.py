@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.lib.hostile_peers import DELAY, Attack, Sight
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import Found, Recompute
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.in_blocks import origin_of

@@ -16,16 +16,16 @@ from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from dedloc_kit.records import Contribution, Record
+from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Signs, Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
-from dedloc_kit.swarm.averaging.keeping import Holding, Keep
-from dedloc_kit.swarm.averaging.link import Link, Message
-from dedloc_kit.swarm.averaging.messages import Says
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.reduction.keeping import Holding, Keep
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
+from dedloc_kit.swarm.averaging.reduction.reducer import MeanReducer, Reducer
+from dedloc_kit.swarm.averaging.streams.link import Link, Message
+from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.flat import FlatLayout
 

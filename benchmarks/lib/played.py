@@ -20,9 +20,9 @@ from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.probation import Probation
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.pledges import Pledges
-from dedloc_kit.swarm.averaging.reducer import MakeReducer
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
+from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.trust.weight import Earned, Weigh
 from dedloc_kit.tasks import Task
 

@@ -20,7 +20,7 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.served import read_model
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.serving.config import WeightFormat
-from dedloc_kit.swarm.serving.history import History
+from dedloc_kit.swarm.serving.client.history import History
 from dedloc_kit.worker import KEPT_MEMORY
 
 LENGTH, CHUNK = 1024, 256

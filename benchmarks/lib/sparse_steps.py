@@ -16,10 +16,10 @@ from torch import Tensor
 
 from benchmarks.lib.learner import Learner
 from dedloc_kit.run import RunConfig, parse_run, seed_of
-from dedloc_kit.swarm.averaging.codec import Codec, codec_of
-from dedloc_kit.swarm.averaging.compression import Blockwise8Bit, ChunkCompression, Float16
-from dedloc_kit.swarm.averaging.feedback import Feedback
-from dedloc_kit.swarm.averaging.sparse import Sparse
+from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
+from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.outer import NesterovSGD

@@ -12,8 +12,8 @@ from pathlib import Path
 from dedloc_kit.swarm.averaging.agreement.leader import Leader
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says
 
 STAGES = ("introduction", "sending", "report", "reducing", "roll", "told")
 """Before the others know it; in the middle of sending; with everything sent and received; as a reducer that has made a

@@ -25,8 +25,8 @@ from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.audits.verdicts import Verdict, keep_evidence
-from dedloc_kit.swarm.averaging.codec import codec_of, decode, read_part
-from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode, read_part
+from dedloc_kit.swarm.averaging.pledges.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.peer import SwarmPeer

@@ -20,9 +20,9 @@ from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.serving.offer import MAX_VERSIONS
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.swarm.serving.releases import Releases
-from dedloc_kit.swarm.serving.versions import contents
-from dedloc_kit.swarm.serving.weights import ModelContents
+from dedloc_kit.swarm.serving.layers.releases import Releases
+from dedloc_kit.swarm.serving.layers.versions import contents
+from dedloc_kit.swarm.serving.layers.weights import ModelContents
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.tasks import Exportable, Task
 

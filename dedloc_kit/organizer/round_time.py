@@ -38,7 +38,7 @@ ROW, MOST_ROWS = 64, 32
 """How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
 REDUCERS_OF_A_ROW = 3.5
 """With fewer on average some rows join others: chance deals them, and one with fewer than two of them does not stand
-(`swarm/averaging/row_meeting.py`)."""
+(`swarm/averaging/matchmaking/row_meeting.py`)."""
 MEAN_SIZE = 2.0
 """Of a row's mean, which travels in 8 bits, by that of averages in 4 bits; it is little, so this serves for all."""
 STREAMS_BETWEEN = 3

@@ -26,17 +26,17 @@ from dedloc_kit.serving.offer import MAX_VERSIONS, Serving
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.remote.pulse import Pulse
 from dedloc_kit.swarm.serving.beginning import Beginning, begun
-from dedloc_kit.swarm.serving.changing import Change, beside, may_go
-from dedloc_kit.swarm.serving.choosing import Choice
-from dedloc_kit.swarm.serving.computing import Computing
-from dedloc_kit.swarm.serving.credit import Credit
-from dedloc_kit.swarm.serving.disk import Disk
-from dedloc_kit.swarm.serving.distances import round_trips
-from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, has_room, layers_that_fit, measured
+from dedloc_kit.swarm.serving.credit.credit import Credit
+from dedloc_kit.swarm.serving.layers.changing import Change, beside, may_go
+from dedloc_kit.swarm.serving.layers.choosing import Choice
+from dedloc_kit.swarm.serving.layers.disk import Disk
+from dedloc_kit.swarm.serving.layers.fitting import Sizes, Speeds, guessed_speed, has_room, layers_that_fit, measured
+from dedloc_kit.swarm.serving.layers.versions import Versions, in_use
 from dedloc_kit.swarm.serving.member import Member, member
-from dedloc_kit.swarm.serving.server import SpanService
-from dedloc_kit.swarm.serving.sessions import Budget, Held
-from dedloc_kit.swarm.serving.versions import Versions, in_use
+from dedloc_kit.swarm.serving.server.computing import Computing
+from dedloc_kit.swarm.serving.server.distances import round_trips
+from dedloc_kit.swarm.serving.server.server import SpanService
+from dedloc_kit.swarm.serving.server.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.device import describe_device, pick_devices, set_threads

@@ -36,13 +36,13 @@ from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swar
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip
 from dedloc_kit.swarm.remote.tensors import Form
-from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of, small_file
-from dedloc_kit.swarm.serving.checking import Checker
-from dedloc_kit.swarm.serving.choosing import servers_of
-from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
+from dedloc_kit.swarm.serving.client.checking import Checker
+from dedloc_kit.swarm.serving.client.client import Inputs, RemoteSession, SessionConfig, SessionFailed
+from dedloc_kit.swarm.serving.credit.tally import Tally
+from dedloc_kit.swarm.serving.layers.belongings import Belongings, manifest_of, small_file
+from dedloc_kit.swarm.serving.layers.choosing import servers_of
+from dedloc_kit.swarm.serving.layers.versions import Versions, contents, in_use
 from dedloc_kit.swarm.serving.member import Member, member
-from dedloc_kit.swarm.serving.tally import Tally
-from dedloc_kit.swarm.serving.versions import Versions, contents, in_use
 from dedloc_kit.swarm.transfer.store import Store
 
 LOOK_SECONDS = 20.0

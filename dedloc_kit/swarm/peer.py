@@ -27,10 +27,10 @@ from dedloc_kit.swarm.audits.known_answer import KnownAnswers
 from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
-from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
-from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import Matchmaking, RowService
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
+from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
+from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, rules_of
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile

@@ -18,14 +18,14 @@ from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.serving.versions import contents
+from dedloc_kit.swarm.serving.layers.versions import contents
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.blocks import tiny
 from tests.swarm.harness import PlainDHT, a_signer, wait_until
-from tests.swarm.serving.test_versions import offer
+from tests.swarm.serving.layers.test_versions import offer
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

@@ -23,8 +23,8 @@ from dedloc_kit.organizer.round_time import (
     rows_of,
     standing_rows,
 )
-from dedloc_kit.swarm.averaging.group import Member
-from dedloc_kit.swarm.averaging.row_meeting import evened
+from dedloc_kit.swarm.averaging.matchmaking.group import Member
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import evened
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.kinds import EPOCH
 from dedloc_kit.swarm.rounds.timing import MIN_PATIENCE

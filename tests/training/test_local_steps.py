@@ -5,8 +5,8 @@ import torch
 
 from dedloc_kit.records import Receipt
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.codec import codec_of, decode
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.outer import NesterovSGD

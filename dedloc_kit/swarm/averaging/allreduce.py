@@ -16,22 +16,22 @@ from typing import Any
 from torch import Tensor
 
 from dedloc_kit.records import Absence, Carried
-from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
-from dedloc_kit.swarm.averaging.carried import carried
-from dedloc_kit.swarm.averaging.codec import decode, read_part
-from dedloc_kit.swarm.averaging.feedback import Coding
-from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
-from dedloc_kit.swarm.averaging.keeping import DiskFailed, Holding
-from dedloc_kit.swarm.averaging.link import Link, Links
-from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, say
-from dedloc_kit.swarm.averaging.parts import Averages, Parts, counts
-from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.reducer import MakeReducer
-from dedloc_kit.swarm.averaging.reducing import Reducing
-from dedloc_kit.swarm.averaging.window import SendWindow
+from dedloc_kit.swarm.averaging.encoding.codec import decode, read_part
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding
+from dedloc_kit.swarm.averaging.reduction.carried import carried
+from dedloc_kit.swarm.averaging.reduction.keeping import DiskFailed, Holding
+from dedloc_kit.swarm.averaging.reduction.parts import Averages, Parts, counts
+from dedloc_kit.swarm.averaging.reduction.plan import Plan
+from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
+from dedloc_kit.swarm.averaging.reduction.reducing import Reducing
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link, Links
+from dedloc_kit.swarm.averaging.streams.messages import Ended, Says, gave_up, say
+from dedloc_kit.swarm.averaging.streams.window import SendWindow
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Stream
 from dedloc_kit.training.flat import CHUNK
 

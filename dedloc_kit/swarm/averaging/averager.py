@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.group import GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start
 from dedloc_kit.swarm.network.host import Host

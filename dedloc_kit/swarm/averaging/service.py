@@ -23,21 +23,21 @@ from torch import Tensor
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
+from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest
-from dedloc_kit.swarm.averaging.grouping import Grouping, Rows
-from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
-from dedloc_kit.swarm.averaging.keeping import Holding, OnDisk, in_memory
-from dedloc_kit.swarm.averaging.messages import gave_up
-from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.pledges import Pledges
-from dedloc_kit.swarm.averaging.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping, Rows
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import Matchmaking
+from dedloc_kit.swarm.averaging.matchmaking.search import NoGroup
+from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
+from dedloc_kit.swarm.averaging.reduction.keeping import Holding, OnDisk, in_memory
+from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.row_meeting import Matchmaking
-from dedloc_kit.swarm.averaging.search import NoGroup
+from dedloc_kit.swarm.averaging.streams.messages import gave_up
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode

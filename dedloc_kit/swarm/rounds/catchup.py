@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dedloc_kit.bucket.reading import Bucket
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
-from dedloc_kit.swarm.averaging.codec import decode_all, read_part
+from dedloc_kit.swarm.averaging.encoding.codec import decode_all, read_part
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer

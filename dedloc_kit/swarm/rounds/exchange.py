@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.grouping import Grouping
+from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.transfer.service import Transfers
 

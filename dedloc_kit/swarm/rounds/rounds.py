@@ -10,7 +10,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.group import GroupRequest, Member
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest, Member
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.summaries import Row

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Iterator, Set
 
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.averaging.grouping import Grouping
+from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.other_rows import OtherRows

@@ -23,12 +23,12 @@ from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.audits.verdicts import Verdict
-from dedloc_kit.swarm.averaging.codec import codec_of, decode_all
-from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
-from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
-from dedloc_kit.swarm.averaging.proving import proven, work_of
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode_all
+from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
+from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
+from dedloc_kit.swarm.averaging.pledges.proving import proven, work_of
+from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.weight import claimed

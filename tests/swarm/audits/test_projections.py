@@ -20,9 +20,9 @@ from dedloc_kit.swarm.audits.projections import (
     implied,
     project,
 )
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.compression import ChunkCompression
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
+from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.flat import FlatLayout

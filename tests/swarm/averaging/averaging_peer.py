@@ -21,12 +21,12 @@ from hivemind.proto import runtime_pb2
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.group import GroupRequest
-from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, read_with_path, with_path
-from dedloc_kit.swarm.averaging.reducer import MeanReducer
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
+from dedloc_kit.swarm.averaging.reduction.reducer import MeanReducer
 from dedloc_kit.swarm.averaging.service import Rules
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, read_with_path, with_path
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of

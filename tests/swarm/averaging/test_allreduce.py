@@ -9,12 +9,12 @@ from torch import Tensor
 
 from benchmarks.lib.party import Party, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.codec import decode_all
-from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, read_numbered
+from dedloc_kit.swarm.averaging.encoding.codec import decode_all
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, read_numbered
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000

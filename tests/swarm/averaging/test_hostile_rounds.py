@@ -13,10 +13,10 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, part, say
-from dedloc_kit.swarm.averaging.parts import Parts
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.reduction.parts import Parts
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, part, say
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
-from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.handshake import Introductions
 from dedloc_kit.swarm.averaging.agreement.leader import Ballot
 from dedloc_kit.swarm.averaging.agreement.roll import Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.handshake import Introductions
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, say
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, say
 from tests.swarm.averaging.test_rows import (
     LIMIT,
     PATIENCE,

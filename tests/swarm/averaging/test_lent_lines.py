@@ -13,11 +13,11 @@ import torch
 from benchmarks.lib.lines import Lines, SimulatedTime
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.carried import WHOLE, carried
-from dedloc_kit.swarm.averaging.codec import codec_of
-from dedloc_kit.swarm.averaging.keeping import DiskFailed, Kept, OnDisk
-from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.window import Meter
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.averaging.reduction.carried import WHOLE, carried
+from dedloc_kit.swarm.averaging.reduction.keeping import DiskFailed, Kept, OnDisk
+from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.streams.window import Meter
 from dedloc_kit.training.flat import FlatLayout
 from tests.swarm.averaging.test_slow_lines import Slow
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
-from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.messages import Says, say
-from dedloc_kit.swarm.averaging.plan import PIECES, Plan, balanced
-from dedloc_kit.swarm.averaging.reducing import Reducing
+from dedloc_kit.swarm.averaging.reduction.plan import PIECES, Plan, balanced
+from dedloc_kit.swarm.averaging.reduction.reducing import Reducing
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.messages import Says, say
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.flat import FlatLayout
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.audits.kept import Kept
-from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
-from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
-from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
+from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Member
+from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
+from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import HEEDED, AveragingService, Opening, Start, rules_of
+from dedloc_kit.swarm.averaging.streams import messages
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage

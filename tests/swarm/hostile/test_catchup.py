@@ -16,7 +16,7 @@ from hivemind.utils import MSGPackSerializer
 from torch import Tensor, nn
 
 from dedloc_kit.records import Contribution, StateInfo
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.rounds.catchup import CatchUp

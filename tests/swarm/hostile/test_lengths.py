@@ -28,10 +28,10 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
-from dedloc_kit.swarm.averaging.codec import codec_of, decode_all
-from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, Group, Join, Member
-from dedloc_kit.swarm.averaging.row_meeting import RowService
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode_all
+from dedloc_kit.swarm.averaging.matchmaking.group import MAX_GROUP_BYTES, Group, Join, Member
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import RowService
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch

@@ -14,8 +14,8 @@ from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import part
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import part
 from tests.swarm.averaging.test_service import Party as Services
 from tests.swarm.harness import Swarm
 from tests.tiny import tiny_run

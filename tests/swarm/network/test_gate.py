@@ -21,8 +21,8 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, AccessRequest, Notice, Token, shortened
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.averaging.group import Join, Member, Verdict
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.membership.admission import Admission, request_access
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted

@@ -21,9 +21,9 @@ from dedloc_kit.records import Contribution, GlobalStep, Receipt
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
-from dedloc_kit.swarm.averaging.search import GroupService
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.row_meeting import Matchmaking, RowService
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.directory.tracker import Tracker

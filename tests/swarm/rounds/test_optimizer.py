@@ -13,8 +13,8 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.group import GroupRequest
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.directory import Directory

@@ -10,8 +10,8 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Absence, AbsentRow, Contribution, LeftOut, RowSummary
-from dedloc_kit.swarm.averaging.group import Coming, GroupRequest
-from dedloc_kit.swarm.averaging.grouping import Rows
+from dedloc_kit.swarm.averaging.matchmaking.group import Coming, GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.grouping import Rows
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory import following
 from dedloc_kit.swarm.directory.directory import Directory

@@ -11,8 +11,8 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
-from dedloc_kit.swarm.averaging.group import GroupRequest
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory

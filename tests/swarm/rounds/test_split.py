@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
 from dedloc_kit.swarm.rounds import optimizer

@@ -18,8 +18,8 @@ from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
 from dedloc_kit.records import Contribution, Instructions, Progress, Receipt
-from dedloc_kit.swarm.averaging.codec import decode_all
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.encoding.codec import decode_all
+from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp

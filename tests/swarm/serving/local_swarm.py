@@ -12,10 +12,10 @@ from dedloc_kit.blocks.ends import ends
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
-from dedloc_kit.swarm.serving.computing import Computing
-from dedloc_kit.swarm.serving.server import SpanService
-from dedloc_kit.swarm.serving.sessions import Budget, Held
+from dedloc_kit.swarm.serving.client.client import RemoteSession, SessionConfig
+from dedloc_kit.swarm.serving.server.computing import Computing
+from dedloc_kit.swarm.serving.server.server import SpanService
+from dedloc_kit.swarm.serving.server.sessions import Budget, Held
 from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32

@@ -28,7 +28,7 @@ from hivemind.compression import serialize_torch_tensor
 from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.averaging.codec import read_part
+from dedloc_kit.swarm.averaging.encoding.codec import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.node import addresses_of

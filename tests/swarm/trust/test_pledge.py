@@ -2,8 +2,8 @@
 
 import pytest
 
-from dedloc_kit.swarm.averaging.codec import WAYS
-from dedloc_kit.swarm.averaging.compression import _Blockwise
+from dedloc_kit.swarm.averaging.encoding.codec import WAYS
+from dedloc_kit.swarm.averaging.encoding.compression import _Blockwise
 from dedloc_kit.swarm.trust.pledge import BLOCK, Window, Work, window
 from dedloc_kit.training.flat import CHUNK
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dedloc_kit.swarm.averaging import messages
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, say
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, say
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Answer, Reported, Votes
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNTOLD
 from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
@@ -20,7 +19,8 @@ from dedloc_kit.swarm.averaging.agreement.roll import (
     Votes,
     newest,
 )
-from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.messages import Says
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging.agreement.roll import Held, Roll, hash_of
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, introductions, read_introductions, say
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, introductions, read_introductions, say
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.fetching import Fetching
+from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.agreement.heads import NUDGED, STUCK, UNFINISHED, UPWARD, Heads
 from dedloc_kit.swarm.averaging.agreement.leader import Leader
 from dedloc_kit.swarm.averaging.agreement.roll import (
@@ -24,9 +24,9 @@ from dedloc_kit.swarm.averaging.agreement.roll import (
     Votes,
 )
 from dedloc_kit.swarm.averaging.agreement.telling import Telling
-from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, say
+from dedloc_kit.swarm.averaging.streams import messages
+from dedloc_kit.swarm.averaging.streams.link import Link
+from dedloc_kit.swarm.averaging.streams.messages import Says, say
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce

@@ -1,0 +1,1 @@
+"""How the members of a round find each other, and who belongs to it."""
