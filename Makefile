@@ -20,9 +20,7 @@ install: .venv/.installed
 demo: install
 	$(BIN)/dedloc demo
 
-# Tests often wait for peers, so more run at a time than a small machine has cores: what they compute is small, a second
-# thread would take longer to be told of it than to do it, and no thread may wait by spinning.
-test test-slow: export OMP_NUM_THREADS = 1
+# Tests often wait for peers, so more run at a time than a small machine has cores, and no thread may wait by spinning.
 test test-slow: export OMP_WAIT_POLICY = passive
 # Every process of every peer would compile the package anew.
 test test-slow: export PYTHONDONTWRITEBYTECODE =

@@ -1,6 +1,5 @@
 """What this machine computes with."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -111,9 +110,7 @@ def free_cached(device: torch.device) -> None:
 
 
 def set_threads(count: int, devices: Sequence[torch.device] = ()) -> None:
-    """Let torch compute with `count` CPU threads; 0 takes as many as this process has cores, or as OMP_NUM_THREADS
-    grants. Where the CPU stands several times among the devices, they share them."""
-    granted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list has a number for each nesting
-    count = count or min([cores(), *([int(granted)] if granted.isdecimal() else [])])
+    """Let torch compute with `count` CPU threads; 0 takes as many as this process has cores. Where the CPU stands
+    several times among the devices, they share them."""
     replicas = max(1, sum(device.type == "cpu" for device in devices))
-    torch.set_num_threads(max(1, count // replicas))
+    torch.set_num_threads(max(1, (count or cores()) // replicas))

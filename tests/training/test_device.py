@@ -103,21 +103,16 @@ def test_a_cpu_computes_in_float32() -> None:
     assert device.half_precision(torch.device("cpu")) is None
 
 
-def test_threads_are_set_and_zero_takes_every_core_that_the_environment_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(device, "cores", lambda: 4)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(device, "cores", lambda: 2)
     try:
-        device.set_threads(5)
-        assert torch.get_num_threads() == 5
+        device.set_threads(3)
+        assert torch.get_num_threads() == 3
         device.set_threads(0)
-        assert torch.get_num_threads() == 4
-        device.set_threads(0, 2 * [torch.device("cpu")])
         assert torch.get_num_threads() == 2
-        for granted, threads in (("3", 3), ("1,2", 1), ("8", 4), ("many", 4)):
-            monkeypatch.setenv("OMP_NUM_THREADS", granted)
-            device.set_threads(0)
-            assert torch.get_num_threads() == threads, granted
+        device.set_threads(0, 2 * [torch.device("cpu")])
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
