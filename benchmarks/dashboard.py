@@ -31,7 +31,7 @@ import requests
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
-from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.run import RunConfig, parse_run
 
 CALLS = (

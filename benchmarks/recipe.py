@@ -21,7 +21,8 @@ import torch
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.picture_model.files import completed
-from dedloc_kit.records import Invitation, StateInfo
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run import RunConfig, load_run, seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT

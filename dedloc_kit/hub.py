@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES, STATE_FILE
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.run import HUB_REPOSITORY, NAMES_OF_FILES, RunConfig
 
 SILENCE_SECONDS = 60.0

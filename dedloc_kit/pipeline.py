@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, Field
 
-from dedloc_kit.records import Count, PeerId, PeerText
+from dedloc_kit.records.record import Count, PeerId, PeerText
 from dedloc_kit.run import MAX_STAGES
 
 HOLDING_STATES = ("online", "moving")

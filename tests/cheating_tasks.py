@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.roles import volunteer
 from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute

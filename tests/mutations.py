@@ -510,7 +510,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a driver may tell of any number of microbatches",
-        "records.py",
+        "records/stages.py",
         "_Some = Annotated[int, Field(ge=0, le=MAX_IN_FLIGHT)]",
         "_Some = int",
         "tests/test_records.py -k few_microbatches",
@@ -874,7 +874,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a record of a host of experts names a layer twice",
-        "records.py",
+        "records/experts.py",
         "if len({each.layer for each in layers}) < len(layers):",
         "if False:",
         "tests/swarm/experts/test_offer.py -k no_host_says",
@@ -1098,7 +1098,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who cannot hold a whole model may take no stage of it",
-        "records.py",
+        "records/invitation.py",
         'return None if self.run.get("pipeline") else self.parameters',
         "return self.parameters",
         "tests/test_records.py -k holds_a_stage",
@@ -1259,7 +1259,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a driver accuses as many as it likes",
-        "records.py",
+        "records/record.py",
         "tuple[PeerId, ...], Field(max_length=MAX_ACCUSED, strict=False)",
         "tuple[PeerId, ...], Field(strict=False)",
         "tests/swarm/hostile/test_wrong_answers.py -k accuses_few",
@@ -4192,7 +4192,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the quiet line is silent about an alarm",
-        "records.py",
+        "records/orders.py",
         "if self.alarm is None:",
         "if True:",
         "tests/test_records.py -k alarm",
@@ -4220,7 +4220,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an answer of admission has a key that earlier versions do not know",
-        "records.py",
+        "records/admission.py",
         "        if not self.why:\n            del",
         "        if False:\n            del",
         "tests/test_records.py -k answer_of_admission",
@@ -4622,7 +4622,7 @@ MUTATIONS = (
     ),
     Mutation(
         "why a peer had to start again may hold control characters",
-        "records.py",
+        "records/record.py",
         "Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=PLAIN_TEXT)]",
         "Reason = Annotated[str, Field(max_length=MAX_REASON)]",
         "tests/test_records.py -k start_again",
@@ -4805,7 +4805,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a caption may hold control characters",
-        "records.py",
+        "records/evaluation.py",
         "caption: Annotated[ShownText, Field(max_length=256)]",
         "caption: Annotated[str, Field(max_length=256)]",
         "tests/test_records.py -k drawing",
@@ -4833,14 +4833,14 @@ MUTATIONS = (
     ),
     Mutation(
         "an invitation's configuration may be edited",
-        "records.py",
+        "records/invitation.py",
         "if swarm.run_id != self.run_id:",
         "if not run.run_id:",
         "tests/test_records.py",
     ),
     Mutation(
         "names may hold control characters",
-        "records.py",
+        "records/record.py",
         "PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]",
         "PeerText = Annotated[str, Field(max_length=64)]",
         "tests/test_records.py",
@@ -5583,7 +5583,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an invitation needs no signature",
-        "records.py",
+        "records/invitation.py",
         "if not has_signed(read.organizer, read.key, read._signed_part(), read.signature):",
         "if False:",
         "tests/test_records.py tests/test_client.py",

@@ -9,7 +9,7 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor
 
 from dedloc_kit.events import Left, State, StepDone
-from dedloc_kit.records import STATE_FILE
+from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.training import checkpoint

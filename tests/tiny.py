@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
 from tests.in_rows import divide
 

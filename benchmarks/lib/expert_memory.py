@@ -23,7 +23,7 @@ from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.pipeline_memory import Watch
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import names_of
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run import RunConfig
 
 STATE_BYTES, PARTS = 16, 4

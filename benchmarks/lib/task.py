@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
 from dedloc_kit.tasks.albert import Albert
 

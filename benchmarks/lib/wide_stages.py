@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
 
 LAYERS, LENGTH, VOCABULARY = 3, 64, 97

@@ -16,7 +16,7 @@ from pydantic import Field
 from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.records import Record, Time
+from dedloc_kit.records.record import Record, Time
 from dedloc_kit.run import HubName, SwarmConfig
 
 MACHINES = 10

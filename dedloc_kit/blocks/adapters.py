@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dedloc_kit.blocks.quantized import QuantizedLinear
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 MAX_TENSORS = 4096
 MAX_RANK = 512

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dedloc_kit.blocks.adapters import MAX_PROMPT_TOKENS, MAX_RANK, Adapter, layer_of, linear_layers
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 
 class LoraConfig(Record):

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, uint8
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.validation import describe
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

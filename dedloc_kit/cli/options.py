@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from dedloc_kit.records import Url
+from dedloc_kit.records.invitation import Url
 from dedloc_kit.run import DEVICES, HUB_REPOSITORY, RunConfig, load_run
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -29,7 +29,10 @@ from dedloc_kit.experts.state import MixedState
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.mixing import HostNews, hosting
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
 from dedloc_kit.serving.config import SERVED_TASK

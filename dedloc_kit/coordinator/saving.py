@@ -9,7 +9,7 @@ from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.mixing import PAUSES
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import TrainingState

@@ -15,7 +15,11 @@ from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Taken, recall
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress, StageOffer
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.stages import StageOffer
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect

@@ -18,7 +18,8 @@ from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.stored import Stored
-from dedloc_kit.records import Receipt, StateInfo
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run import ExpertsConfig, RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room, shared_zeros

@@ -19,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, ServerConfig, served_by_swarm
 from dedloc_kit.serving.offer import MAX_VERSIONS, Serving

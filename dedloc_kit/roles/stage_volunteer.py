@@ -16,7 +16,7 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.membership.joining import Entry

@@ -30,7 +30,7 @@ from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run import PeerConfig, SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swarm
 from dedloc_kit.serving.offer import short_id

@@ -15,7 +15,8 @@ from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, War
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
-from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver

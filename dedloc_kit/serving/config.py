@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, Section, SwarmConfig
 from dedloc_kit.validation import describe
 

@@ -10,7 +10,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.steering.orders import OrderBook, Rewinding
 from dedloc_kit.training.ruined import Ruined
 

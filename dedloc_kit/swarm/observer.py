@@ -14,7 +14,10 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import RunConfig, Source
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from transformers import AlbertConfig, AlbertForPreTraining
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.pairs import Arrays, PairBuilder
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation, FillMask
+from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.text.common import (

@@ -13,7 +13,7 @@ from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.mixture import imbalance_of
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import PositiveInt, RunConfig
 from dedloc_kit.tasks import Batch, StageTask, Usage
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap

@@ -13,7 +13,7 @@ from dedloc_kit.data.masking import IGNORED, Masker
 from dedloc_kit.data.packing import Pack
 from dedloc_kit.data.pairs import Arrays
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation, FillMask
+from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.run import PositiveInt, RunConfig, seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.text.architecture import ENCODERS

@@ -27,7 +27,7 @@ from dedloc_kit.data.pictures.images import Encoded, Labelled, Pixels, decoded, 
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import STATE_FILE, Record, StateInfo
+from dedloc_kit.records.record import Record
+from dedloc_kit.records.state import STATE_FILE, StateInfo
 from dedloc_kit.training.ruined import Ruined
 
 _INFO_KEY = "dedloc_kit.state_info"

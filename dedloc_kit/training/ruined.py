@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Count, Record
+from dedloc_kit.records.record import Count, Record
 
 RUINED_FILE = "ruined.json"
 

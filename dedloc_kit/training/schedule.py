@@ -2,7 +2,7 @@
 
 import math
 
-from dedloc_kit.records import Decay
+from dedloc_kit.records.orders import Decay
 from dedloc_kit.run import OptimizerConfig
 
 

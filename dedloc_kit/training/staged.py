@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Decay, StateInfo
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.state import Position, TrainingState

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Decay, Receipt, StateInfo
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, Room, placed, shared_zeros

@@ -13,7 +13,7 @@ import torch
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE

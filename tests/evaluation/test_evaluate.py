@@ -15,7 +15,7 @@ from dedloc_kit.evaluation.evaluate import evaluate
 from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run import load_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training import checkpoint

@@ -19,7 +19,7 @@ from dedloc_kit.blocks.stages import Move
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.survey import Machine
-from dedloc_kit.records import StageMove
+from dedloc_kit.records.stages import StageMove
 from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run import PeerConfig, RunConfig

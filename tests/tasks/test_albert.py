@@ -13,7 +13,7 @@ from transformers.activations import NewGELUActivation
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import FillMask
+from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.albert import Albert

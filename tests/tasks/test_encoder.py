@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from dedloc_kit.data.masking import IGNORED, word_starts
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import FillMask
+from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.encoder import Encoder
 from tests.text_runs import WORDS, text_run, write_text

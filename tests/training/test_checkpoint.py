@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.checkpoint import Checkpoints
 from tests.fork_server import said_by
@@ -148,7 +148,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_nothing_to_load(tmp_path: Path) -
     killed_at_the_rename = f"""
 import os, signal, torch
 from pathlib import Path
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.training.checkpoint import Checkpoints
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Checkpoints(Path({str(tmp_path)!r})).save({{"w": torch.ones(3)}}, StateInfo(run_id="x", step=2, rounds=()))

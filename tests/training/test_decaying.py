@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.records import Decay, Receipt
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate

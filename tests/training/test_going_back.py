@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.optimizers.build import build_optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.host import _give_back_freed
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.flat import Room, placed, placed_together, shared_zeros, zeros_on_disk

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.training.checkpoint import Checkpoints, find
 from dedloc_kit.training.ruined import Ruined
 

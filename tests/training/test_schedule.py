@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dedloc_kit.records import Decay
+from dedloc_kit.records.orders import Decay
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training.schedule import learning_rate
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training import staged
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.staged import StagedState

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from dedloc_kit.records import Receipt, StateInfo
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState

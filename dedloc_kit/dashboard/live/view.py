@@ -34,7 +34,10 @@ from dedloc_kit.events import (
 )
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
-from dedloc_kit.records import Checks, Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
+from dedloc_kit.records.contributors import Standing
+from dedloc_kit.records.evaluation import Drawing, Neighbours, Picture
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.steps import GlobalStep, LeftOut
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0

@@ -17,7 +17,8 @@ from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.records import Announcement, AnnouncementText, PeerId
+from dedloc_kit.records.orders import Announcement, AnnouncementText
+from dedloc_kit.records.record import PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
 from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
 from dedloc_kit.steering.evidence import newest_files

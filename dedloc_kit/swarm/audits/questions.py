@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dedloc_kit.records import Count, Digest, PeerId, Record
+from dedloc_kit.records.record import Count, Digest, PeerId, Record
 from dedloc_kit.swarm.audits.projections import PROJECTIONS
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
 from dedloc_kit.training.sketch import NUMBERS

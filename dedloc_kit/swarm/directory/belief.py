@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from dedloc_kit.memory import Taken
-from dedloc_kit.records import Notice, Progress
+from dedloc_kit.records.orders import Notice
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.training.state import START, Position
 
 STEPS_PER_SECOND = 10.0

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from dedloc_kit.records import Progress, RowSummary
+from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.directory.summaries import Summaries
 from dedloc_kit.swarm.network.kinds import CELLS

@@ -18,7 +18,7 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress, RowSummary
+from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Signer

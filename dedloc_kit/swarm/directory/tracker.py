@@ -15,7 +15,7 @@ from typing import Any
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory

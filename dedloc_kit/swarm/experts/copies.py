@@ -22,7 +22,7 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.expert import AHEAD, Pinned
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, State, Stepped, Tell
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.records import Count, Digest, Record
+from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.swarm.experts.protocol import MAX_CELLS
 from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, decode, encode

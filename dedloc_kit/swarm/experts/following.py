@@ -13,7 +13,7 @@ from typing import TypeVar
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.records import Digest
+from dedloc_kit.records.record import Digest
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.copies import (
     Coder,

@@ -14,7 +14,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.blocks.stages import Move
-from dedloc_kit.records import Begun, StageMove, StageOffer
+from dedloc_kit.records.stages import Begun, StageMove, StageOffer
 from dedloc_kit.run import MAX_BATCHES, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.twin import Twin

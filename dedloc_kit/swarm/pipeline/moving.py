@@ -9,8 +9,9 @@ from hivemind.utils import get_dht_time
 from pydantic import BaseModel, Field
 
 from dedloc_kit.blocks.stages import Move, Stage, StagePeer, bare, intend, may_begin
-from dedloc_kit.records import Digest, StageOffer
-from dedloc_kit.records import Stage as StageNumber
+from dedloc_kit.records.record import Digest
+from dedloc_kit.records.stages import Stage as StageNumber
+from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.swarm.pipeline.placing import stage_peers
 
 STATE_BYTES = 12

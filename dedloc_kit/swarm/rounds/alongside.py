@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import decode

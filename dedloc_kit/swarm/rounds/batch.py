@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.trust.weight import Counting

@@ -10,7 +10,9 @@ from hivemind.utils import get_dht_time
 from torch import Tensor
 
 from dedloc_kit.bucket.reading import Bucket
-from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.encoding.codec import decode_all, read_part
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker

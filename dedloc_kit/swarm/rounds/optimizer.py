@@ -18,17 +18,9 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import (
-    Carried,
-    Contribution,
-    Decay,
-    GlobalStep,
-    Instructions,
-    LeftOut,
-    Progress,
-    Receipt,
-    Rewind,
-)
+from dedloc_kit.records.orders import Decay, Instructions, Rewind
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.result import RoundResult

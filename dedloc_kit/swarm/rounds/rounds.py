@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, LeftOut, Progress
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import MAX_LOSS, Contribution, LeftOut
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest, Member

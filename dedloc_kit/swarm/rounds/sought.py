@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Iterator, Set
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from dedloc_kit.records import Count, Digest, Record
+from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.swarm.network.service import Reader, Stream, decode, encode
 from dedloc_kit.training.sketch import SEED_BYTES
 

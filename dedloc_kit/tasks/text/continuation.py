@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dedloc_kit.data.tokens import Document
-from dedloc_kit.records import Continuation
+from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run import seed_of
 
 _SAMPLES = 5

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dedloc_kit.data.masking import IGNORED, word_starts
 from dedloc_kit.data.pairs import Arrays
-from dedloc_kit.records import FillMask
+from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.tasks import Usage
 
 SAMPLES = 5

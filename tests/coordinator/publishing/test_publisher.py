@@ -19,7 +19,10 @@ from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import ledger_copy, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import STATE_FILE
+from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint

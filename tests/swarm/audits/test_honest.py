@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.data.blocks import Blocks, Unread
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run import RunConfig, TrustConfig, seed_of
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.directory.summaries import Summaries

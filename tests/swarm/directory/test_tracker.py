@@ -10,7 +10,7 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory

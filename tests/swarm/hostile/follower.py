@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress, Receipt, Rewind, StateInfo
+from dedloc_kit.records.orders import Rewind
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory

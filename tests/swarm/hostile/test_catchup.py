@@ -15,7 +15,8 @@ from hivemind.compression import serialize_torch_tensor
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor, nn
 
-from dedloc_kit.records import Contribution, StateInfo
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.network.service import Stream

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.events import StepDone, Warned
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order
 from dedloc_kit.training import checkpoint

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dedloc_kit.records import Contribution, GlobalStep, Receipt
+from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.averager import Averager

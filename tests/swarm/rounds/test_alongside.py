@@ -11,7 +11,7 @@ import pytest
 import torch
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.rounds import alongside
 from dedloc_kit.swarm.rounds.alongside import Alongside

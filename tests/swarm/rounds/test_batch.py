@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import DISTRUSTED_STEPS, QUIET_SECONDS, Batch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp

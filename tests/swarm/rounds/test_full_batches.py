@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.trust.weight import Counting

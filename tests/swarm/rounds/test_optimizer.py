@@ -11,7 +11,9 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress, Receipt, StateInfo
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup

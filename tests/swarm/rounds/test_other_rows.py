@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Absence, AbsentRow, Contribution, LeftOut, RowSummary
+from dedloc_kit.records.progress import RowSummary
+from dedloc_kit.records.steps import Absence, AbsentRow, Contribution, LeftOut
 from dedloc_kit.swarm.averaging.matchmaking.group import Coming, GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import Rows
 from dedloc_kit.swarm.averaging.result import RoundResult

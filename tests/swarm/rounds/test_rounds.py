@@ -10,7 +10,8 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.steps import MAX_LOSS, Absence, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult

@@ -17,7 +17,9 @@ from dedloc_kit.coordinator.publishing import uploading
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
-from dedloc_kit.records import Contribution, Instructions, Progress, Receipt
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.encoding.codec import decode_all
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.rounds import witnesses
 from dedloc_kit.swarm.rounds.witnesses import Witnesses

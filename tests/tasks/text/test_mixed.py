@@ -17,7 +17,7 @@ from dedloc_kit.evaluation.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.tasks import Exportable, create_task

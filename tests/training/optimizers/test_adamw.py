@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.adamw import AdamW

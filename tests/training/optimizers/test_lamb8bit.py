@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.flat import SMALL_TENSOR
 from dedloc_kit.training.optimizers.build import build_optimizer
@@ -97,7 +97,7 @@ def test_the_state_takes_a_quarter_of_the_bytes() -> None:
 
 SCRIPT = """
 import hashlib, sys, torch
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import tiny_run
