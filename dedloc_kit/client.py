@@ -21,7 +21,8 @@ from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Checks
 from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, RunId, Time
 from dedloc_kit.records.steps import Absence
-from dedloc_kit.run import HUB_REPOSITORY, MAX_STAGES, PLAIN_TEXT
+from dedloc_kit.run.parts import MAX_STAGES
+from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT
 from dedloc_kit.serving.config import swarm_of
 
 TIMEOUT = 10.0

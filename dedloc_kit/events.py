@@ -11,7 +11,7 @@ from dedloc_kit.records.experts import MAX_ASSIGNED_HOSTS
 from dedloc_kit.records.orders import Announcement, Checks, Decay
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run import MAX_STAGES
+from dedloc_kit.run.parts import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
 
 

@@ -19,7 +19,7 @@ from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.settled import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer

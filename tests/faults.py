@@ -24,7 +24,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import Says

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dedloc_kit.keys import peer_id, public
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.run.swarm import SwarmConfig
 
 
 class Organizer:

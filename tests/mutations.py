@@ -3996,7 +3996,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sparse steps keep the outer momentum",
-        "run.py",
+        "run/averaging.py",
         '{"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}',
         "given",
         "tests/test_run.py -k sparse_steps",
@@ -5744,7 +5744,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a key that came later renames every run",
-        "run.py",
+        "run/section.py",
         "                values.pop(name, None)\n",
         "                pass\n",
         "tests/test_run.py -k fingerprint",
@@ -5982,7 +5982,7 @@ MUTATIONS = (
     ),
     Mutation(
         "how codes are made names another run",
-        "run.py",
+        "run/loading.py",
         "    values.pop(IMAGES, None)\n",
         "    values.setdefault('about', str(values.pop(IMAGES, ''))[:500])\n",
         "tests/organizer/test_images.py -k no_part_of_the_run",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.events import Left, Peers, State, Warned
 from dedloc_kit.records.orders import Decay
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.tasks.mixtures import task_on
 from dedloc_kit.training.optimizers.build import build_optimizer

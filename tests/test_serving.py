@@ -22,7 +22,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Served as Seen
 from dedloc_kit.inference import tuning
 from dedloc_kit.machine.isolation import isolated
-from dedloc_kit.run import seed_of
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.serving.client import checking
 from tests import fork_server
 from tests.blocks import tiny

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.events import Left, State, StepDone
 from dedloc_kit.records.state import STATE_FILE
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.state import DECAY_START, RATE, REWOUND

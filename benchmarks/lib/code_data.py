@@ -34,7 +34,9 @@ from dedloc_kit.picture_model.files import completed, pictures_of
 from dedloc_kit.picture_model.loading import save
 from dedloc_kit.picture_model.settings import Images
 from dedloc_kit.picture_model.training import architecture_of
-from dedloc_kit.run import RunConfig, Source, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.task import Source
 
 _ROW = "{:26}{:>14}{:>14}{:>24}{:>10}"
 SETTINGS = {"32 px, 8 x 8 of 256": (256, 8, 32, 2000), "256 px, 32 x 32 of 8,192": (8192, 32, 256, 128)}

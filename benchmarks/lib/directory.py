@@ -21,7 +21,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate

@@ -24,7 +24,7 @@ from benchmarks.lib.pipeline_memory import Watch
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import names_of
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 
 STATE_BYTES, PARTS = 16, 4
 """Of a parameter, where one machine holds all; into how many parts no process may hold more than one of."""

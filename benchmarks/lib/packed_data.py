@@ -16,7 +16,9 @@ from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.pretokenize import prepare_shards, sources_toml
-from dedloc_kit.run import RunConfig, Source, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks.causal import Causal
 
 _ROW = "{:12}{:>14}{:>26}{:>10}"

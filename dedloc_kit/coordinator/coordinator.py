@@ -34,7 +34,9 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.regions import Countries, Regions
-from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect

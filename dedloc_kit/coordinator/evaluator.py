@@ -15,7 +15,8 @@ from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.tasks import Task
 from dedloc_kit.tasks.measuring import training_loss

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Mixed, Task
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.staged import StagedState

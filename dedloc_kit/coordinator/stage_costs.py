@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
 from dedloc_kit.machine.needs import StageMemory
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks import Batch, Divisible, StageTask
 from dedloc_kit.training.compute import Compute

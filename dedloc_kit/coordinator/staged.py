@@ -20,7 +20,8 @@ from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.incidents import Incidents

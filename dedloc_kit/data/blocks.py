@@ -17,7 +17,8 @@ from dedloc_kit.data.losses import HOPELESS, Losses, Unproven
 from dedloc_kit.data.shards import Shard, Warn, count_rows, find_shards, one_line
 from dedloc_kit.data.stream import Reader
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source, seed_of
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 PLACES = 8
 """Stretches in a block: where neighbours in a file are alike, those in a block are not all."""

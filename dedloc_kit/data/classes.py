@@ -5,7 +5,7 @@ from typing import Any
 
 from dedloc_kit.data.shards import LABELS_FILE, Shard, Warn, class_names, local_folder
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 
 def names_of(source: Source, shard: Shard, column: str, warn: Warn) -> list[str] | None:

@@ -19,7 +19,7 @@ from dedloc_kit.data.formats import BadRow, Row, Unusable, csv_rows, json_rows, 
 from dedloc_kit.data.patience import be_patient
 from dedloc_kit.data.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 Warn = Callable[[str], None]
 

@@ -13,7 +13,8 @@ from dedloc_kit.data.formats import BadRow, Unusable
 from dedloc_kit.data.losses import HOPELESS, Losses
 from dedloc_kit.data.shards import Shard, Warn, find_shards, one_line, read_shard
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source, seed_of
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 Item = TypeVar("Item")
 Reader = Callable[[Source, Shard, Warn], Iterator[Any]]

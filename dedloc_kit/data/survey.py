@@ -10,7 +10,7 @@ from dedloc_kit.data.pictures.images import flaw
 from dedloc_kit.data.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
 from dedloc_kit.data.splits import canonical
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 ROWS = 1000
 """Of each file, at most."""

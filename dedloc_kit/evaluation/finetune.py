@@ -17,7 +17,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Dataset
 from dedloc_kit.evaluation.problem import Problem, Sample
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.run import OptimizerConfig, seed_of
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.training.device import half_precision
 from dedloc_kit.training.schedule import learning_rate
 

@@ -13,7 +13,8 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.hub import repository_and_revision
-from dedloc_kit.run import ExpertsConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import ExpertsConfig
 
 if TYPE_CHECKING:
     from dedloc_kit.tasks import Task

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, Room, placed, placed_together

@@ -13,7 +13,7 @@ from torch import Tensor
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.device import out_of_memory
 from dedloc_kit.training.flat import placed
 from dedloc_kit.training.rooms import give_back_large

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from dedloc_kit.experts.calls import Cell, Experts
 from dedloc_kit.experts.gate import Gate, choose, imbalance
-from dedloc_kit.run import ExpertsConfig
+from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.training.compute import loss_scale
 
 

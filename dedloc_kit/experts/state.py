@@ -20,7 +20,8 @@ from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import ExpertsConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room, shared_zeros
 from dedloc_kit.training.rooms import give_back_large

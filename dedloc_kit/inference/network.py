@@ -18,7 +18,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.pipe import Pipe
-from dedloc_kit.run import SwarmConfig, parse_peer
+from dedloc_kit.run.peer import parse_peer
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ServingConfig, served_by_swarm
 from dedloc_kit.worker import Worker, user_job
 

@@ -25,7 +25,7 @@ from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_name
 from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 from dedloc_kit.records.evaluation import Evaluation, Picture
 from dedloc_kit.records.steps import MAX_LOSS, LeftOut
-from dedloc_kit.run import PLAIN_TEXT
+from dedloc_kit.run.section import PLAIN_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,8 @@ from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, toke
 from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.picture_model.settings import Images
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 
 HELD_OUT = "test"
 """The split of the shards with the pictures that are held out."""

@@ -11,7 +11,10 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.picture_model.files import completed
 from dedloc_kit.resources import recipe
-from dedloc_kit.run import RunConfig, Source, load_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 
 def prepare_demo(name: str, folder: Path) -> RunConfig:

@@ -10,7 +10,8 @@ from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeEla
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, public_name, upload
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 
 
 def prepare_shards(run: RunConfig, folder: Path) -> int:

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import has_signed, public, sign
 from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId
-from dedloc_kit.run import RunConfig, SwarmConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 from dedloc_kit.version import __version__
 

@@ -21,7 +21,7 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Announcement, Checks, Instructions
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.observer import Finished, Observer, watching
 
 POLL_SECONDS = 1.0

@@ -26,7 +26,10 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import public_name
-from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source, TaskConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on

@@ -20,7 +20,7 @@ from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, Se
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, ServerConfig, served_by_swarm
 from dedloc_kit.serving.offer import MAX_VERSIONS, Serving
 from dedloc_kit.swarm.network.identity import Identity

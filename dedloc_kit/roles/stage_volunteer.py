@@ -18,7 +18,9 @@ from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
-from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
+from dedloc_kit.run.config import MAX_BATCHES, RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages

@@ -31,7 +31,8 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run import PeerConfig, SwarmConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swarm
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip

@@ -21,7 +21,9 @@ from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
-from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer

@@ -18,7 +18,8 @@ from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker

@@ -17,7 +17,8 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.experts.state import MixedState
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.equivocation import EquivocationService

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checka
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from dedloc_kit.data.blocks import PLACES, Block, Blocks
 from dedloc_kit.data.losses import HOPELESS
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable
 from dedloc_kit.training.microbatch import MAX_SAMPLES, pieces, samples_in
 

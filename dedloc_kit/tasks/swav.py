@@ -28,7 +28,10 @@ from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples

@@ -22,7 +22,9 @@ from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.picture_model import PictureModel, load_picture_model
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run import RunConfig, Source, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.drawing.classifier import SAMPLES as CLASSIFIED
 from dedloc_kit.tasks.drawing.generation import generate

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.compute import Batch, Compute
 from dedloc_kit.training.device import free_cached
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.state import Position, TrainingState
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.state import Position, TrainingState
 

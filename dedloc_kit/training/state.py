@@ -13,7 +13,8 @@ from torch import Tensor
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, Room, placed, shared_zeros
 from dedloc_kit.training.optimizers.layerwise import blockwise_norm

@@ -14,7 +14,7 @@ from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names

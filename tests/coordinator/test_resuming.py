@@ -18,7 +18,7 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.optimizers.lamb import Lamb

@@ -24,7 +24,8 @@ from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Decay
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
 from tests.invitations import invited
 

@@ -16,7 +16,7 @@ from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.shards import Shard, Warn, count_rows, read_shard
 from dedloc_kit.data.stream import texts
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 
 def fail(text: str) -> None:

@@ -18,7 +18,7 @@ from dedloc_kit.data.losses import HOPELESS, Loss
 from dedloc_kit.data.shards import find_splits, strays
 from dedloc_kit.data.stream import documents, in_order, texts
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 from tests.data.texts import BENGALI, lines
 
 

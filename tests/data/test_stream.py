@@ -18,7 +18,7 @@ from dedloc_kit.data import shards
 from dedloc_kit.data.shards import Shard, find_shards, read_shard
 from dedloc_kit.data.stream import Prefetch, documents, in_order, texts
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 
 def no_warning(text: str) -> None:

@@ -16,7 +16,7 @@ from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run import load_run
+from dedloc_kit.run.loading import load_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training import checkpoint
 from tests.evaluation.language import write_news

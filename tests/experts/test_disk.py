@@ -16,7 +16,7 @@ from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.mixture import Mixture
 from dedloc_kit.experts.state import MixedState, Take
 from dedloc_kit.experts.stored import Stored
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.network.host import _give_back_freed
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.flat import placed_together, zeros_on_disk

@@ -20,7 +20,8 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.data.tokens import vocabulary_hash
 from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.files import pictures_of
-from dedloc_kit.run import RunConfig, load_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.pictures import draw, encoded
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
-from dedloc_kit.run import TrustConfig, seed_of
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.accumulator import MAX_STALENESS

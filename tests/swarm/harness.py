@@ -27,7 +27,8 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node

@@ -15,7 +15,7 @@ from dedloc_kit.data.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.records.evaluation import Continuation
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
 from tests.text_runs import text_run, write_text

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.devices import MOST_TIMES, Caller, Devices
 from dedloc_kit.training.gradients import Gradients

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.training.local_steps import LocalSteps

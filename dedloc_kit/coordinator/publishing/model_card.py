@@ -15,7 +15,8 @@ from dedloc_kit.hub import described, public_name
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Usage
 
 LISTED = 200

@@ -23,7 +23,8 @@ from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE, StateInfo
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Exportable, Task
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.staged import StagedState

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.audit import apart
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed

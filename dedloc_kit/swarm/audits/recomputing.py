@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from dedloc_kit.data.blocks import Unread
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute

@@ -17,7 +17,8 @@ from dedloc_kit.experts import refused as experts
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch
 from dedloc_kit.experts.usual import Usual
-from dedloc_kit.run import MAX_BATCHES, ExpertsConfig, RunConfig
+from dedloc_kit.run.config import MAX_BATCHES, RunConfig
+from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.load import Load
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward, receive_call
 from dedloc_kit.swarm.network.bounds import AtATime

@@ -21,7 +21,7 @@ from dedloc_kit.access.office import Office, check_secret
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer

@@ -21,7 +21,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records.orders import Decay, Instructions, Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
-from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile

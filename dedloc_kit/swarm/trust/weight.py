@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.trust.pledge import Pledged
 
 M = TypeVar("M", bound=Hashable)

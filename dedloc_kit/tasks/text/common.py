@@ -24,7 +24,10 @@ from dedloc_kit.data.token_shards import read_token_shard
 from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import SEQUENCE_LENGTH, PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import SEQUENCE_LENGTH, Source
 from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 

@@ -14,7 +14,9 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run import RunConfig, TaskConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import TaskConfig
 from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.text.architecture import Family
 from dedloc_kit.tasks.text.common import TextOptions, TextTask, seeded_weights

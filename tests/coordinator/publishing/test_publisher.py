@@ -23,7 +23,8 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep, Receipt
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.lamb import Lamb

@@ -20,7 +20,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run import parse_run
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
 from dedloc_kit.training.ruined import Ruined

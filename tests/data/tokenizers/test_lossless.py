@@ -21,7 +21,7 @@ from dedloc_kit.data.tokenizers.tokenizer import (
 )
 from dedloc_kit.data.tokens import DocumentTokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import TaskConfig
+from dedloc_kit.run.task import TaskConfig
 from tests.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
 KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "encoder")]

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits import known_answer
 from dedloc_kit.swarm.audits.known_answer import MOST_EACH, Knowing, KnownAnswers, Trial, known_question
 from dedloc_kit.swarm.audits.projections import PROJECTIONS

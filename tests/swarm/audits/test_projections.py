@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
     TOLERANCE,

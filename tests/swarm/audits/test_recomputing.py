@@ -14,7 +14,9 @@ from torch import Tensor
 
 from dedloc_kit.data.blocks import Blocks, Unread
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import RunConfig, TrustConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute

@@ -21,7 +21,8 @@ from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE

@@ -20,7 +20,7 @@ from dedloc_kit.records.admission import Token
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.orders import Instructions, Notice, shortened
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import node_id_of

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup

@@ -29,7 +29,7 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.averaging.encoding.codec import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity

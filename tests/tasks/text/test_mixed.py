@@ -19,7 +19,8 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts

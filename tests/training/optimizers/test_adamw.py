@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.adamw import AdamW
 from dedloc_kit.training.optimizers.build import build_optimizer
