@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from dedloc_kit import worker
-from dedloc_kit.blocks.lora import LoraConfig
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.adapters.lora import LoraConfig
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load
+from dedloc_kit.blocks.weights.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Served as Seen
 from dedloc_kit.inference import tuning

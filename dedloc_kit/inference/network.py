@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dedloc_kit.blocks.plan import LayerRange
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.plan import LayerRange
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.client import find_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned

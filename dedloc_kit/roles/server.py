@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned

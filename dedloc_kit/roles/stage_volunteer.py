@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from dedloc_kit.blocks.stages import Move, Stage
+from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned

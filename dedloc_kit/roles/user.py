@@ -19,12 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.adapters.adapters import Adapter
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.plan import Server
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.plan import Server
+from dedloc_kit.blocks.plans.routes import NoRoute
+from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.account import CODE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
 from dedloc_kit.records.steps import Receipt

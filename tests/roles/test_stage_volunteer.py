@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.blocks.stages import Move
+from dedloc_kit.blocks.plans.stages import Move
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.survey import Machine

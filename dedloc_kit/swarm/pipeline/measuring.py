@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from hivemind.p2p import P2P
 
-from dedloc_kit.blocks import hops
+from dedloc_kit.blocks.plans import hops
 from dedloc_kit.pipeline import HOLDING_STATES
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.run.config import RunConfig

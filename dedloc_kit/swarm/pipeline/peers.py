@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks import hops
+from dedloc_kit.blocks.plans import hops
 from dedloc_kit.records.record import MAX_ACCUSED
 from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
+from dedloc_kit.blocks.plans.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig

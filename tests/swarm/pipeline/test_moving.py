@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
+from dedloc_kit.blocks.plans.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
 from dedloc_kit.records.stages import StageMove, StageOffer
 from dedloc_kit.swarm.pipeline import moving
 from dedloc_kit.swarm.pipeline.moving import Moving

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.blocks.manifest import describe_folder
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load, read
+from dedloc_kit.blocks.weights.manifest import describe_folder
+from dedloc_kit.blocks.weights.weights import load, read
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dedloc_kit.blocks.adapter_files import CONFIG, PROMPTS, WEIGHTS, load_adapter, save_adapter
-from dedloc_kit.blocks.adapters import Adapter
-from dedloc_kit.blocks.lora import LoraConfig, new_adapter
+from dedloc_kit.blocks.adapters.adapter_files import CONFIG, PROMPTS, WEIGHTS, load_adapter, save_adapter
+from dedloc_kit.blocks.adapters.adapters import Adapter
+from dedloc_kit.blocks.adapters.lora import LoraConfig, new_adapter
 from dedloc_kit.errors import UserError
 from tests.blocks import tiny
 

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dedloc_kit.blocks.adapters import Adapter, AdapterForm, layer_of, parts
-from dedloc_kit.blocks.manifest import opened, stored_as
+from dedloc_kit.blocks.adapters.adapters import Adapter, AdapterForm, layer_of, parts
 from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights.manifest import opened, stored_as
 from dedloc_kit.errors import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

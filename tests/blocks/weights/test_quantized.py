@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from dedloc_kit.blocks import quantized
-from dedloc_kit.blocks.quantized import KINDS, Quantization, QuantizedLinear, kernel_works, quantize
+from dedloc_kit.blocks.weights import quantized
+from dedloc_kit.blocks.weights.quantized import KINDS, Quantization, QuantizedLinear, kernel_works, quantize
 from dedloc_kit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

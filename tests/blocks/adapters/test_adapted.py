@@ -11,11 +11,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers.pytorch_utils import Conv1D
 
-from dedloc_kit.blocks import adapted, quantized
-from dedloc_kit.blocks.adapters import Adapter, layer_of, linear_layers
+from dedloc_kit.blocks.adapters import adapted
+from dedloc_kit.blocks.adapters.adapters import Adapter, layer_of, linear_layers
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.quantized import Quantization, quantize
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.blocks.weights import quantized
+from dedloc_kit.blocks.weights.quantized import Quantization, quantize
 from tests.blocks import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dedloc_kit.blocks.adapters import Adapter, layer_of, parts
+from dedloc_kit.blocks.adapters.adapters import Adapter, layer_of, parts
 from dedloc_kit.blocks.span import Span
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.blocks.manifest import INDEX, SINGLE, Manifest, StoredTensor, opened, sha256, stored_as
-from dedloc_kit.blocks.quantized import is_linear, quantized
+from dedloc_kit.blocks.weights.manifest import INDEX, SINGLE, Manifest, StoredTensor, opened, sha256, stored_as
+from dedloc_kit.blocks.weights.quantized import is_linear, quantized
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 

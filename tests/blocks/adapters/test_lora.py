@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dedloc_kit.blocks import adapted
-from dedloc_kit.blocks.lora import LoraConfig, TrainableAdapter, new_adapter
+from dedloc_kit.blocks.adapters import adapted
+from dedloc_kit.blocks.adapters.lora import LoraConfig, TrainableAdapter, new_adapter
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
 from tests.blocks import tiny

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dedloc_kit.blocks.plan import draw
+from dedloc_kit.blocks.plans.plan import draw
 
 MAX_SPEED = 1e6
 """Microbatches a second."""

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dedloc_kit.blocks.plan import LayerRange, Server, draw, unserved
+from dedloc_kit.blocks.plans.plan import LayerRange, Server, draw, unserved
 
 UNMEASURED, MAX_ROUND_TRIP = 0.2, 60.0
 """Seconds of a round trip that nobody has measured, and from which on none is believed."""

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dedloc_kit.blocks.manifest import INDEX, SINGLE, Manifest, describe_folder
-from dedloc_kit.blocks.quantized import Int8Linear
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load, locate, read, shards
+from dedloc_kit.blocks.weights.manifest import INDEX, SINGLE, Manifest, describe_folder
+from dedloc_kit.blocks.weights.quantized import Int8Linear
+from dedloc_kit.blocks.weights.weights import load, locate, read, shards
 from dedloc_kit.errors import UserError
 from tests.blocks import tiny
 from tests.loopback_hub import loopback_hub

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.plan import LayerRange, Server
-from dedloc_kit.blocks.routes import LOOKED_AT, NEAR, UNMEASURED, Hop, NoRoute, route
+from dedloc_kit.blocks.plans.plan import LayerRange, Server
+from dedloc_kit.blocks.plans.routes import LOOKED_AT, NEAR, UNMEASURED, Hop, NoRoute, route
 
 FAST = 100.0
 

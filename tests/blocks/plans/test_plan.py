@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.lib.serving_swarm import EXPIRY, LOAD, LOOK, ServingSwarm
-from dedloc_kit.blocks.plan import (
+from dedloc_kit.blocks.plans.plan import (
     GAIN,
     HELD,
     LOOK_ROUND,

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dedloc_kit.blocks.adapters import MAX_PROMPT_TOKENS, MAX_RANK, Adapter, layer_of, linear_layers
+from dedloc_kit.blocks.adapters.adapters import MAX_PROMPT_TOKENS, MAX_RANK, Adapter, layer_of, linear_layers
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.record import Record

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.lib.stage_balance import balance, settle
 from benchmarks.lib.stage_swarm import DELAY, EXPIRY, LOOK, StageSwarm
-from dedloc_kit.blocks.stages import (
+from dedloc_kit.blocks.plans.stages import (
     BARE_LOOK,
     CANDIDATES,
     GAIN,

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks import adapters
-from dedloc_kit.blocks.adapters import Adapter, AdapterForm
-from dedloc_kit.blocks.quantized import quantize
+from dedloc_kit.blocks.adapters import adapters
+from dedloc_kit.blocks.adapters.adapters import Adapter, AdapterForm
 from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights.quantized import quantize
 from tests.blocks import tiny
 
 LORA = "layers.1.self_attn.q_proj.lora_"

@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dedloc_kit.blocks.quantized import QuantizedLinear
 from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights.quantized import QuantizedLinear
 from dedloc_kit.records.record import Record
 
 MAX_TENSORS = 4096

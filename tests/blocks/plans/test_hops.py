@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dedloc_kit.blocks.hops import NEAR, STALE, TRIED, Hop, Measured, after, choose
+from dedloc_kit.blocks.plans.hops import NEAR, STALE, TRIED, Hop, Measured, after, choose
 
 MB = 1e6
 
