@@ -29,9 +29,9 @@ from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
 from dedloc_kit.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
-from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
+from dedloc_kit.training.state.checkpoint import save
 
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
 _METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"

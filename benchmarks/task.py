@@ -36,10 +36,10 @@ from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.compute import Batch, Compute
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.computing.compute import Batch, Compute
+from dedloc_kit.training.computing.device import half_precision
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 
 _ROW = "{:10}{:>14}{:>14}{:>8}"
 _READY = 8

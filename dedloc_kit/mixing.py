@@ -25,8 +25,8 @@ from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form
 from dedloc_kit.tasks import Batch
-from dedloc_kit.training.devices import Loss
-from dedloc_kit.training.microbatch import samples_in
+from dedloc_kit.training.computing.devices import Loss
+from dedloc_kit.training.computing.microbatch import samples_in
 
 FOLLOW_SECONDS = 1.0
 """Between two looks at who may take part."""

@@ -29,7 +29,7 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.training.recomputing import Again
+from dedloc_kit.training.computing.recomputing import Again
 
 CHEAT = os.environ.get("CHEAT", "")
 

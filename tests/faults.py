@@ -31,8 +31,8 @@ from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.gradients.gradients import Gradients
+from dedloc_kit.training.state.state import TrainingState
 
 
 def inject(fault: str) -> None:

@@ -18,7 +18,7 @@ from dedloc_kit.mixing import HostNews, Mixing
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import create_task
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state.checkpoint import Checkpoints
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import TOKENS, mixed_run
 

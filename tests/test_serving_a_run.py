@@ -13,7 +13,7 @@ from dedloc_kit.events import Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state.checkpoint import Checkpoints
 from dedloc_kit.worker import server_job
 from tests.served import Server
 from tests.swarm.harness import Swarm

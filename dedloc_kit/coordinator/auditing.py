@@ -35,7 +35,7 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.standing import Standing, signed
 from dedloc_kit.swarm.trust.weight import weighing
-from dedloc_kit.training.recomputing import on_cpu
+from dedloc_kit.training.computing.recomputing import on_cpu
 
 MAX_STEPS_AGO = SPARED_STEPS // 2
 """Of what convicts: while it may be shown, nobody is convicted by it a second time."""

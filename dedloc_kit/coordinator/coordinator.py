@@ -45,7 +45,7 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.checkpoint import load
+from dedloc_kit.training.state.checkpoint import load
 
 if TYPE_CHECKING:
     from dedloc_kit.coordinator.releasing import Releasing

@@ -24,8 +24,8 @@ from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.steering.orders import ORDERS_FILE
-from dedloc_kit.training.checkpoint import Checkpoints, Found
-from dedloc_kit.training.ruined import RUINED_FILE
+from dedloc_kit.training.state.checkpoint import Checkpoints, Found
+from dedloc_kit.training.state.ruined import RUINED_FILE
 
 LEDGER_FILE = "ledger.sqlite"
 COPY_FILE = "ledger-copy.sqlite"

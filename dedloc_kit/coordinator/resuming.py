@@ -12,9 +12,9 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, Gi
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Continuing, Task
-from dedloc_kit.training.checkpoint import Checkpoints, Found, find
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import NOTHING_ORDERED, TrainingState
+from dedloc_kit.training.state.checkpoint import Checkpoints, Found, find
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import NOTHING_ORDERED, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 

@@ -33,11 +33,11 @@ from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.rounds.together import Together
 from dedloc_kit.tasks import Divisible, MeasuredInParts, StageTask
-from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room
-from dedloc_kit.training.rooms import Rooms
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.checkpoint import Found
+from dedloc_kit.training.state.rooms import Rooms
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import Position
 
 KEPT_STEPS = 64
 """That some stages have taken and others have not told of."""

@@ -25,7 +25,7 @@ from dedloc_kit.evaluation.report import check_report, percent, spread, write_re
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.computing.device import describe_device, pick_device, set_threads
 
 _PROBLEMS: dict[str, type[Problem]] = {"ner": Ner, "classification": Classification}
 

@@ -19,7 +19,7 @@ from dedloc_kit.evaluation.problem import Problem, Sample
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.computing.device import half_precision
 from dedloc_kit.training.schedule import learning_rate
 
 _POOL = 32

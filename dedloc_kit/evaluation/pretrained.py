@@ -190,7 +190,7 @@ def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
 
     Raises UserError if the file is none of this run's.
     """
-    from dedloc_kit.training.checkpoint import load
+    from dedloc_kit.training.state.checkpoint import load
 
     try:
         tensors, _ = load(path)

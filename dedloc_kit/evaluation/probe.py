@@ -25,7 +25,7 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Probeable, Task, create_task
 from dedloc_kit.tasks.features.neighbours import knn_accuracy
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.computing.device import describe_device, pick_device, set_threads
 
 Maker = Callable[[Tensor], Tensor]
 """Makes features of a batch of samples."""

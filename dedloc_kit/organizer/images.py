@@ -31,7 +31,7 @@ _MEASURED_PIXELS, _FEWEST, _MOST = 2**21, 32, 512
 
 def device_for(choice: Literal["auto", "cpu", "cuda"], threads: int) -> str:
     """What the picture model is to compute with; raises UserError if that is not there."""
-    from dedloc_kit.training.device import pick_device, set_threads
+    from dedloc_kit.training.computing.device import pick_device, set_threads
 
     set_threads(threads)
     return str(pick_device(choice))

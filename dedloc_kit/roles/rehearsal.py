@@ -34,10 +34,16 @@ from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
+from dedloc_kit.training.computing.compute import Compute
+from dedloc_kit.training.computing.device import describe_device, half_precision, pick_devices, set_threads
+from dedloc_kit.training.computing.microbatch import (
+    MAX_SAMPLES,
+    find_microbatch,
+    largest_microbatch,
+    pieces,
+    samples_in,
+)
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.microbatch import MAX_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
 _BATCHES = 4
 """So many are measured: samples are not all alike."""

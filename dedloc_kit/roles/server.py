@@ -39,7 +39,7 @@ from dedloc_kit.swarm.serving.server.server import SpanService
 from dedloc_kit.swarm.serving.server.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.device import describe_device, pick_devices, set_threads
+from dedloc_kit.training.computing.device import describe_device, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
 BALANCE_SECONDS = 10.0

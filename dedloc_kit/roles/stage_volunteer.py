@@ -31,8 +31,8 @@ from dedloc_kit.swarm.pipeline.placing import Newcomer
 from dedloc_kit.swarm.rounds.optimizer import Caller
 from dedloc_kit.tasks import Divisible, StageTask, create_task
 from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.computing.devices import Computed
+from dedloc_kit.training.state.checkpoint import save
 
 TURN_SECONDS = 0.05
 """For which a call is waited for before something else may be due."""

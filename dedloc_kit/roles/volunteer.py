@@ -31,9 +31,9 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.pipeline.moving import Mover
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.devices import Caller, Devices
-from dedloc_kit.training.microbatch import largest_microbatch
+from dedloc_kit.training.computing.devices import Caller, Devices
+from dedloc_kit.training.computing.microbatch import largest_microbatch
+from dedloc_kit.training.state.checkpoint import save
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""

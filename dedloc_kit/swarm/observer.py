@@ -36,7 +36,7 @@ from dedloc_kit.swarm.transfer.download import head
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.swarm.trust.weight import claims_in, weighing
-from dedloc_kit.training.state import START, Position
+from dedloc_kit.training.state.state import START, Position
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0

@@ -16,7 +16,7 @@ from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable
-from dedloc_kit.training.microbatch import MAX_SAMPLES, pieces, samples_in
+from dedloc_kit.training.computing.microbatch import MAX_SAMPLES, pieces, samples_in
 
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""

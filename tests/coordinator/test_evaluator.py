@@ -14,7 +14,7 @@ from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.steering.divergence import STEPS
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}

@@ -18,8 +18,8 @@ from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.training.checkpoint import Checkpoints, Found, load
-from dedloc_kit.training.ruined import RUINED_FILE
+from dedloc_kit.training.state.checkpoint import Checkpoints, Found, load
+from dedloc_kit.training.state.ruined import RUINED_FILE
 
 RUN = "tiny-0123456789abcdef"
 

@@ -22,7 +22,7 @@ from dedloc_kit.swarm.serving.layers.versions import contents
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.blocks import tiny
 from tests.swarm.harness import PlainDHT, a_signer, wait_until
 from tests.swarm.serving.layers.test_versions import offer

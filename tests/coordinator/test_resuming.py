@@ -19,10 +19,10 @@ from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training import checkpoint
-from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.checkpoint import Checkpoints
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

@@ -17,7 +17,7 @@ from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts
 from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, rewind
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
 from tests import commands
 from tests.invitations import invited

@@ -16,7 +16,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable, create_task, why_unchecked
 from dedloc_kit.tasks.in_blocks import ORIGIN, InBlocks, Origin, origin_of
-from dedloc_kit.training.microbatch import pieces, samples_in
+from dedloc_kit.training.computing.microbatch import pieces, samples_in
 from tests import tiny
 from tests.pictures import striped
 from tests.tasks import swav_run, text_to_image_run

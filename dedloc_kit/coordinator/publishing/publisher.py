@@ -26,9 +26,9 @@ from dedloc_kit.records.state import STATE_FILE, StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Exportable, Task
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.checkpoint import save
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""

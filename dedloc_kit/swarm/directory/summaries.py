@@ -24,7 +24,7 @@ from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import EPOCH, SUMMARIES
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.state import START, Position
+from dedloc_kit.training.state.state import START, Position
 
 SPEAKERS = 3
 """Of each row, at most."""

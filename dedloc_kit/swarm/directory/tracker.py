@@ -31,7 +31,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.state import Position
 
 HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""

@@ -39,8 +39,8 @@ from dedloc_kit.swarm.remote.tensors import (
     unscaled,
 )
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
-from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.flat import Room, zeros_like
+from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
 
 MAX_WANTED_BYTES = 80_000
 STREAMS_EACH, STREAMS = 8, 64

@@ -33,7 +33,7 @@ from dedloc_kit.swarm.experts.placing import Holder
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.listening import Listening
-from dedloc_kit.training.device import out_of_memory
+from dedloc_kit.training.computing.device import out_of_memory
 
 SILENT_SECONDS, MAX_SILENT_SECONDS = 6.0, 20.0
 """For which a keeper that says nothing is still there."""

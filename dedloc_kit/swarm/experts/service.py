@@ -28,7 +28,7 @@ from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, receive_tensor, scaled, send_packed, unscaled
 from dedloc_kit.swarm.remote.turns import Turns
 from dedloc_kit.swarm.transfer.protocol import alive_until
-from dedloc_kit.training.device import out_of_memory
+from dedloc_kit.training.computing.device import out_of_memory
 
 BACKWARD, FORWARD = 0, 1
 """Priorities: the lowest goes first. A backward call gives back the room that its forward call has taken."""

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of
 from dedloc_kit.swarm.trust.weight import claimed, claims_in
-from dedloc_kit.training.state import START, Position, TrainingState
+from dedloc_kit.training.state.state import START, Position, TrainingState
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0

@@ -27,8 +27,8 @@ from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from dedloc_kit.swarm.trust.weight import Counting, claims_in, in_rows
-from dedloc_kit.training.accumulator import Accumulator
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.gradients.accumulator import Accumulator
+from dedloc_kit.training.state.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""

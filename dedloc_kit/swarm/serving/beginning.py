@@ -14,7 +14,7 @@ from dedloc_kit.records.record import Record
 from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
 from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.checkpoint import find
+from dedloc_kit.training.state.checkpoint import find
 
 
 class Beginning(Record):

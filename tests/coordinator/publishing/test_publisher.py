@@ -26,9 +26,9 @@ from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Usage
-from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.state import TrainingState
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until

@@ -23,7 +23,7 @@ from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 from tests.invitations import invited
 
 DEADLINE = 20.0

@@ -19,7 +19,7 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 

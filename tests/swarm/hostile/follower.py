@@ -32,7 +32,7 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import RATE, REWOUND, TrainingState
+from dedloc_kit.training.state.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666

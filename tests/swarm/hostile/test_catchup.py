@@ -26,8 +26,8 @@ from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header
 from dedloc_kit.swarm.trust.pledge import contribution_kind
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.sketch import SEED_BYTES, differ, sketch
-from dedloc_kit.training.state import START, Position, TrainingState
+from dedloc_kit.training.state.sketch import SEED_BYTES, differ, sketch
+from dedloc_kit.training.state.state import START, Position, TrainingState
 from tests.swarm.audits.audited import pledged
 from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run

@@ -35,12 +35,12 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
-from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.computing.devices import Computed
 from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile
 from tests.swarm.local_network import LocalNetwork
 from tests.tiny import TinyTask

@@ -18,8 +18,8 @@ from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.protocol import Header
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.no_state import NoState
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.no_state import NoState
+from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import belief, progress
 from tests.swarm.rounds.test_stored import Coordinator, round_of
 

@@ -12,7 +12,7 @@ from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import DISTRUSTED_STEPS, QUIET_SECONDS, Batch
 from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.flat import FlatLayout, SharedVector
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 from tests.swarm.harness import progress
 from tests.tiny import tiny_run
 

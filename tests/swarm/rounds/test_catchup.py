@@ -14,7 +14,7 @@ from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import START, Position, TrainingState
+from dedloc_kit.training.state.state import START, Position, TrainingState
 from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run
 

@@ -28,12 +28,12 @@ from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.tasks.in_blocks import ORIGIN
-from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.computing.devices import Computed
 from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.local_steps import LocalSteps
+from dedloc_kit.training.gradients.gradients import Gradients
+from dedloc_kit.training.gradients.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 

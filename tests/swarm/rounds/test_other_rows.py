@@ -23,9 +23,9 @@ from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.swarm.harness import PlainDHT, a_signer, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
 

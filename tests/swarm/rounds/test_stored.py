@@ -27,7 +27,7 @@ from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import Position, TrainingState
+from dedloc_kit.training.state.state import Position, TrainingState
 from tests.bucket.served import Server, files, serving, status
 from tests.swarm.harness import belief, progress, wait_until
 from tests.tiny import tiny_run

@@ -40,7 +40,7 @@ from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
-from dedloc_kit.training.sketch import SEED_BYTES
+from dedloc_kit.training.state.sketch import SEED_BYTES
 from tests.swarm.harness import open_node, wait_until
 
 RUN = "sharing-0123456789abcdef"

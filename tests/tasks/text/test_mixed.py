@@ -24,8 +24,8 @@ from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.microbatch import pieces
+from dedloc_kit.training.computing.microbatch import pieces
+from dedloc_kit.training.state.checkpoint import save
 from tests.text_runs import MODEL, mixed, text_run, write_text
 
 

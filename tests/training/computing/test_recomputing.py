@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.computing.compute import Compute
+from dedloc_kit.training.computing.recomputing import Wanted, on_cpu, recompute
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.recomputing import Wanted, on_cpu, recompute
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.tiny import WIDTH, TinyTask, tiny_run
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training import device
+from dedloc_kit.training.computing import device
 
 
 @pytest.fixture

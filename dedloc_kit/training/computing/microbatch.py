@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training.compute import Batch, Compute
-from dedloc_kit.training.device import free_cached
+from dedloc_kit.training.computing.compute import Batch, Compute
+from dedloc_kit.training.computing.device import free_cached
 
 MAX_SAMPLES = 64
 MAX_SECONDS = 1.0

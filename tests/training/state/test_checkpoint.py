@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.training import checkpoint
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.checkpoint import Checkpoints
 from tests.fork_server import said_by
 
 
@@ -149,7 +149,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_nothing_to_load(tmp_path: Path) -
 import os, signal, torch
 from pathlib import Path
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state.checkpoint import Checkpoints
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Checkpoints(Path({str(tmp_path)!r})).save({{"w": torch.ones(3)}}, StateInfo(run_id="x", step=2, rounds=()))
 """

@@ -7,10 +7,10 @@ from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
-from dedloc_kit.training.local_steps import LocalSteps
+from dedloc_kit.training.gradients.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.outer import NesterovSGD
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.tiny import tiny_run
 
 RUN = tiny_run(averaging={"mode": "local-steps", "outer_learning_rate": 0.5, "outer_momentum": 0.9})

@@ -11,12 +11,12 @@ from torch import nn
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.host import _give_back_freed
-from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.flat import Room, placed, placed_together, shared_zeros, zeros_on_disk
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.rooms import BYTES_PER_PARAMETER, Rooms, zeros_despite_a_full_disk
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.checkpoint import Checkpoints
+from dedloc_kit.training.state.rooms import BYTES_PER_PARAMETER, Rooms, zeros_despite_a_full_disk
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import TrainingState
 from tests.peak import Peak
 from tests.tiny import tiny_run
 

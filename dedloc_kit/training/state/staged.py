@@ -10,8 +10,8 @@ from torch import Tensor
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.state import Position, TrainingState
+from dedloc_kit.training.state.checkpoint import Found
+from dedloc_kit.training.state.state import Position, TrainingState
 
 SETTLED_SECONDS = 10.0
 """Stages take a step within so long of each other, unless one of them lacks peers."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training import microbatch
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch
+from dedloc_kit.training.computing import microbatch
+from dedloc_kit.training.computing.compute import Compute
+from dedloc_kit.training.computing.microbatch import Microbatches, find_microbatch, largest_microbatch
 from tests.tiny import tiny_run
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.training import staged
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import staged
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import tiny_run
 
 RUN = tiny_run(pipeline={"stages": 3}, averaging={"overlap": False})

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training.accumulator import Accumulator
-from dedloc_kit.training.devices import MOST_TIMES, Caller, Devices
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.local_steps import LocalSteps
+from dedloc_kit.training.computing.devices import MOST_TIMES, Caller, Devices
+from dedloc_kit.training.computing.recomputing import Wanted
+from dedloc_kit.training.gradients.accumulator import Accumulator
+from dedloc_kit.training.gradients.gradients import Gradients
+from dedloc_kit.training.gradients.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.recomputing import Wanted
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.tiny import WIDTH, TinyTask, tiny_run
 
 CPU = torch.device("cpu")

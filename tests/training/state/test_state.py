@@ -11,7 +11,7 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 DEADLINE = 30.0

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training.compute import Batch, Compute
-from dedloc_kit.training.device import describe_device, half_precision, make_current
-from dedloc_kit.training.microbatch import Microbatches, find_microbatch, samples_in
-from dedloc_kit.training.recomputing import Again, Part, Wanted, recompute
-from dedloc_kit.training.state import Replica
+from dedloc_kit.training.computing.compute import Batch, Compute
+from dedloc_kit.training.computing.device import describe_device, half_precision, make_current
+from dedloc_kit.training.computing.microbatch import Microbatches, find_microbatch, samples_in
+from dedloc_kit.training.computing.recomputing import Again, Part, Wanted, recompute
+from dedloc_kit.training.state.state import Replica
 
 MOST_TIMES = 8
 """What others have computed at once is too much for a device that takes so many times less: it would take long, and

@@ -15,11 +15,11 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, Room, placed, shared_zeros
 from dedloc_kit.training.optimizers.layerwise import blockwise_norm
 from dedloc_kit.training.optimizers.portable import norm
 from dedloc_kit.training.schedule import learning_rate
+from dedloc_kit.training.state.checkpoint import is_finite
 
 KEPT_ROUNDS = 16
 MAX_RECEIPT_BYTES = 8_000_000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 
 
 @pytest.fixture

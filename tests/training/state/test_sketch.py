@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dedloc_kit.training.sketch import BLOCK, NUMBERS, differ, read, sketch
+from dedloc_kit.training.state.sketch import BLOCK, NUMBERS, differ, read, sketch
 from tests.fork_server import said_by
 
 SEEDS = [bytes([number]) * 32 for number in range(20)]
@@ -54,7 +54,7 @@ def test_a_state_that_fits_the_sketch_of_one_seed_does_not_fit_that_of_another()
 
 
 def test_a_machine_without_vector_instructions_has_the_same_sketch() -> None:
-    code = "from tests.training.test_sketch import *\nprint(differ(a_state(), SEEDS[0], %s))\n"
+    code = "from tests.training.state.test_sketch import *\nprint(differ(a_state(), SEEDS[0], %s))\n"
     code += "print(torch.backends.cpu.get_cpu_capability())"
     found, capability = said_by(code % sketch(a_state(), SEEDS[0]), ATEN_CPU_CAPABILITY="default").splitlines()
     assert (found, capability) == ("[]", "DEFAULT")

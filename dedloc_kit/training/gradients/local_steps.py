@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.accumulator import Sums, Tally
-from dedloc_kit.training.gradients import taken
-from dedloc_kit.training.state import Replica, Stepping, TrainingState
+from dedloc_kit.training.gradients.accumulator import Sums, Tally
+from dedloc_kit.training.gradients.gradients import taken
+from dedloc_kit.training.state.state import Replica, Stepping, TrainingState
 
 
 class LocalSteps:

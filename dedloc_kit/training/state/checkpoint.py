@@ -15,7 +15,7 @@ from torch import Tensor
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import STATE_FILE, StateInfo
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 
 _INFO_KEY = "dedloc_kit.state_info"
 _MARK = "best.json"

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.computing.compute import Compute
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 
 CPU = torch.device("cpu")
 

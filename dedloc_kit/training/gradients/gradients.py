@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.accumulator import Doubt, Sums, Tally
 from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.gradients.accumulator import Doubt, Sums, Tally
 
 
 class Gradients:

@@ -8,7 +8,7 @@ from torch import Tensor
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.state import Position, TrainingState
+from dedloc_kit.training.state.state import Position, TrainingState
 
 
 class NoState(TrainingState):

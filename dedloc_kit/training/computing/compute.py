@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training.device import free_cached, out_of_memory
+from dedloc_kit.training.computing.device import free_cached, out_of_memory
 from dedloc_kit.training.eager import EagerOptimizer
 
 Batch = dict[str, Tensor]

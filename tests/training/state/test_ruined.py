@@ -7,8 +7,8 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.training.checkpoint import Checkpoints, find
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.checkpoint import Checkpoints, find
+from dedloc_kit.training.state.ruined import Ruined
 
 
 def lost(ruined: Ruined, most: int = 12) -> list[int]:

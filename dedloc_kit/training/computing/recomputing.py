@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.training.compute import Batch, Compute
+from dedloc_kit.training.computing.compute import Batch, Compute
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 
 _TRIALS = 2
 """A gradient that overflows because of float16 does not do so twice."""
