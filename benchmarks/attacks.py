@@ -32,7 +32,7 @@ from benchmarks.lib.aggregators import CenteredClip, Median
 from benchmarks.lib.hostile_peers import ATTACKS
 from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Training
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source

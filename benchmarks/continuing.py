@@ -22,7 +22,7 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source

@@ -37,7 +37,7 @@ from benchmarks.lib import pipelined, sparse_steps
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn import functional
 
 from dedloc_kit.data.docstrings import write_corpus
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run

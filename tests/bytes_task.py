@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, mixture, texts
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, mixture, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig

@@ -3597,17 +3597,17 @@ MUTATIONS = (
     ),
     Mutation(
         "as much of a block may be missing as one likes",
-        "data/blocks.py",
+        "data/sources/blocks.py",
         "if not may_miss or missing is not None:",
         "if not may_miss:",
-        "tests/data/test_blocks.py -k missing_is_told",
+        "tests/data/sources/test_blocks.py -k missing_is_told",
     ),
     Mutation(
         "who reads a block again may leave out something else",
-        "data/blocks.py",
+        "data/sources/blocks.py",
         "self._block(number, missing, may_miss=False)",
         "self._block(number, missing, may_miss=missing is None)",
-        "tests/data/test_blocks.py -k missing_is_told",
+        "tests/data/sources/test_blocks.py -k missing_is_told",
     ),
     Mutation(
         "all blocks draw the same for their samples",
@@ -4531,10 +4531,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a tokenizer that keeps spaces loses some",
-        "data/tokens.py",
+        "data/text/tokens.py",
         '_SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" ")',
         'text.split(" ")',
-        "tests/data/test_tokens.py -k without_a_language",
+        "tests/data/text/test_tokens.py -k without_a_language",
     ),
     Mutation(
         "SwAV balances once",
@@ -4559,17 +4559,17 @@ MUTATIONS = (
     ),
     Mutation(
         "the rows of a lost file are counted as well",
-        "data/losses.py",
+        "data/sources/losses.py",
         "                if found:\n                    self._count(",
         "                if bad:\n                    self._count(",
-        "tests/data/test_formats.py -k lost_as_one",
+        "tests/data/sources/test_formats.py -k lost_as_one",
     ),
     Mutation(
         "a question that is cut off is not asked again",
-        "data/patience.py",
+        "data/sources/patience.py",
         "for pause in PAUSES if request.method in _SAFE else ():",
         "for pause in ():",
-        "tests/data/test_patience.py",
+        "tests/data/sources/test_patience.py",
     ),
     Mutation(
         "a peer holds memory for every version that it began to download",
@@ -5919,10 +5919,10 @@ MUTATIONS = (
     ),
     Mutation(
         "of bad rows only those are counted that are told",
-        "data/losses.py",
+        "data/sources/losses.py",
         "        self.bad_rows = total = before + more\n",
         "        total = before + more\n        self.bad_rows = max(before, 1)\n",
-        "tests/data/test_formats.py -k between_two",
+        "tests/data/sources/test_formats.py -k between_two",
     ),
     Mutation(
         "codes beyond the codebook are read",
@@ -6003,14 +6003,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a broken picture counts in each pass",
-        "data/losses.py",
+        "data/sources/losses.py",
         "            proven.add(number)\n",
         "",
         "tests/data/pictures/test_images.py -k once_in_all",
     ),
     Mutation(
         "a picture does not know whose loss it is",
-        "data/losses.py",
+        "data/sources/losses.py",
         "                item.bad = partial(self.prove, shard, item.number)\n",
         "                pass\n",
         "tests/tasks/test_swav.py -k bad_row",

@@ -22,7 +22,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Task, create_task

@@ -22,10 +22,10 @@ from pyarrow import parquet
 from dedloc_kit.data.pictures.captioned import PictureSource, captioned
 from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, read_code_shard
 from dedloc_kit.data.pictures.images import each_decoded
-from dedloc_kit.data.shards import find_shards
-from dedloc_kit.data.stream import in_order
+from dedloc_kit.data.sources.shards import find_shards
+from dedloc_kit.data.sources.stream import in_order
+from dedloc_kit.data.text.tokens import vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.data.tokens import vocabulary_hash
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
 from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.autoencoder import Autoencoder

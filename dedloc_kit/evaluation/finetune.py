@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Dataset
 from dedloc_kit.evaluation.problem import Problem, Sample

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Example, held_out_split
 from dedloc_kit.evaluation.settings import LikelihoodSettings

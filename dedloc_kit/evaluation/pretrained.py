@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from dedloc_kit.data.shards import one_line
+from dedloc_kit.data.sources.shards import one_line
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.prompt import Prompt
 
 from dedloc_kit.data.folder import new_folder
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import public_name

@@ -74,7 +74,7 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
 
     :param characters: how many to read; default: `dedloc_kit.data.tokenizers.tokenizer.CHARACTERS`
     """
-    from dedloc_kit.data.stream import documents
+    from dedloc_kit.data.sources.stream import documents
     from dedloc_kit.data.tokenizers.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
 
     characters = characters or CHARACTERS

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.coordinator.stage_costs import rows_of, stage_costs
-from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.sources.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError

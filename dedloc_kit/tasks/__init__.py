@@ -73,7 +73,7 @@ class Checkable(Task, Protocol):
         ...
 
     def read(self, source: Source, shard: Any, warn: Callable[[str], None]) -> Iterator[Any]:
-        """What the task can use of a shard (`data.stream.Reader`)."""
+        """What the task can use of a shard (`data.sources.stream.Reader`)."""
         ...
 
     def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:

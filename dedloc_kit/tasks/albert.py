@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.pairs import Arrays, PairBuilder
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.pairs import Arrays, PairBuilder
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.run.config import RunConfig

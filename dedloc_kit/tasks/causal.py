@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.packing import Pack
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.mixture import imbalance_of
 from dedloc_kit.records.evaluation import Evaluation

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from dedloc_kit.data.masking import IGNORED, Masker
-from dedloc_kit.data.packing import Pack
-from dedloc_kit.data.pairs import Arrays
+from dedloc_kit.data.samples.masking import IGNORED, Masker
+from dedloc_kit.data.samples.packing import Pack
+from dedloc_kit.data.samples.pairs import Arrays
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.run.config import RunConfig

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import torch
 
-from dedloc_kit.data.blocks import PLACES, Block, Blocks
-from dedloc_kit.data.losses import HOPELESS
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.blocks import PLACES, Block, Blocks
+from dedloc_kit.data.sources.losses import HOPELESS
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source

@@ -20,12 +20,12 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
-from dedloc_kit.data.classes import named, names_of
-from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.pictures.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
 from dedloc_kit.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.classes import named, names_of
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dedloc_kit.data.pictures.codes import Captioned, read_code_shard
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.picture_model import PictureModel, load_picture_model

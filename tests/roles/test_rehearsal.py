@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.data import blocks
-from dedloc_kit.data.shards import Shard, Warn, count_rows
+from dedloc_kit.data.sources import blocks
+from dedloc_kit.data.sources.shards import Shard, Warn, count_rows
 from dedloc_kit.data.survey import ROWS
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError

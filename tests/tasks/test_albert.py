@@ -10,7 +10,7 @@ from pyarrow import parquet
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import FillMask

@@ -10,8 +10,8 @@ import torch
 from pyarrow import parquet
 from torch.nn import functional
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.packing import Pack
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.records.evaluation import Continuation

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dedloc_kit.data.masking import IGNORED, word_starts
+from dedloc_kit.data.samples.masking import IGNORED, word_starts
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.tasks import create_task

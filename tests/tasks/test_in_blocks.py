@@ -11,7 +11,7 @@ import torch
 from pyarrow import parquet
 from torch import nn
 
-from dedloc_kit.data import blocks
+from dedloc_kit.data.sources import blocks
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable, create_task, why_unchecked

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.pictures.images import decode
+from dedloc_kit.data.sources.losses import Loss
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Neighbours
 from dedloc_kit.tasks import create_task

@@ -4,7 +4,7 @@ import logging
 from contextlib import suppress
 from functools import lru_cache
 
-from dedloc_kit.data.blocks import Unread
+from dedloc_kit.data.sources.blocks import Unread
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of

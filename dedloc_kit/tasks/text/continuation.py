@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dedloc_kit.data.tokens import Document
+from dedloc_kit.data.text.tokens import Document
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run.seeds import seed_of
 

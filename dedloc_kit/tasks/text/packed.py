@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
-from dedloc_kit.data.packing import Pack, Packer
+from dedloc_kit.data.samples.packing import Pack, Packer
+from dedloc_kit.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig

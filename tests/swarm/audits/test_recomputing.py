@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.data.blocks import Blocks, Unread
+from dedloc_kit.data.sources.blocks import Blocks, Unread
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of

@@ -15,9 +15,9 @@ import fsspec
 import pyarrow
 from pyarrow import parquet
 
-from dedloc_kit.data.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
-from dedloc_kit.data.patience import be_patient
-from dedloc_kit.data.splits import canonical, files_in, split_of
+from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
+from dedloc_kit.data.sources.patience import be_patient
+from dedloc_kit.data.sources.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 

@@ -1,6 +1,6 @@
 import pytest
 
-from dedloc_kit.data.sentences import sentences
+from dedloc_kit.data.text.sentences import sentences
 
 
 @pytest.mark.parametrize(

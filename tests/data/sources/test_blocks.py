@@ -11,10 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit.data.blocks import PLACES, STRETCH, Block, Blocks, Unread
-from dedloc_kit.data.losses import Loss
-from dedloc_kit.data.shards import Shard, Warn, count_rows, read_shard
-from dedloc_kit.data.stream import texts
+from dedloc_kit.data.sources.blocks import PLACES, STRETCH, Block, Blocks, Unread
+from dedloc_kit.data.sources.losses import Loss
+from dedloc_kit.data.sources.shards import Shard, Warn, count_rows, read_shard
+from dedloc_kit.data.sources.stream import texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 
@@ -120,7 +120,7 @@ def test_a_line_that_breaks_within_a_stretch_costs_nothing(tmp_path: Path, monke
                 raise ConnectionError(f"cut at {breaks.pop(0)}")
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", shaky)
-    monkeypatch.setattr("dedloc_kit.data.shards.RETRY_PAUSES", (0.01,))
+    monkeypatch.setattr("dedloc_kit.data.sources.shards.RETRY_PAUSES", (0.01,))
     assert list(read_shard(Shard(str(file), "parquet", range(650, 2500)), "text", told.append)) == values[650:2500]
     assert len(told) == 2
 

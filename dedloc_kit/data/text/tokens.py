@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dedloc_kit.data.sentences import sentences
+from dedloc_kit.data.text.sentences import sentences
 
 Ids = NDArray[np.unsignedinteger[Any]]
 

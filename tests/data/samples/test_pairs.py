@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dedloc_kit.data.masking import IGNORED, word_starts
-from dedloc_kit.data.pairs import Arrays, PairBuilder, pair_spans, segment_bounds
+from dedloc_kit.data.samples.masking import IGNORED, word_starts
+from dedloc_kit.data.samples.pairs import Arrays, PairBuilder, pair_spans, segment_bounds
+from dedloc_kit.data.text.tokens import Document, DocumentTokenizer
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.data.tokens import Document, DocumentTokenizer
 from dedloc_kit.errors import UserError
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]

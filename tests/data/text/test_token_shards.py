@@ -6,10 +6,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit.data import token_shards
-from dedloc_kit.data.shards import Shard
-from dedloc_kit.data.token_shards import read_token_shard, write_token_shards
-from dedloc_kit.data.tokens import Document
+from dedloc_kit.data.sources.shards import Shard
+from dedloc_kit.data.text import token_shards
+from dedloc_kit.data.text.token_shards import read_token_shard, write_token_shards
+from dedloc_kit.data.text.tokens import Document
 from dedloc_kit.errors import UserError
 
 HASH = "0123456789abcdef"
@@ -64,7 +64,7 @@ def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytes
         return whole(self, group, columns=columns)
 
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", shaky)
-    monkeypatch.setattr("dedloc_kit.data.shards.RETRY_PAUSES", (0.01,))
+    monkeypatch.setattr("dedloc_kit.data.sources.shards.RETRY_PAUSES", (0.01,))
     shard = Shard(str(tmp_path / "train-00000.parquet"), "parquet")
     assert same(list(read_token_shard(shard, HASH, 1000, warnings.append)), documents)
     assert len(warnings) == 1

@@ -9,9 +9,9 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from dedloc_kit.data.formats import BadRow, Unusable
-from dedloc_kit.data.losses import HOPELESS, Losses
-from dedloc_kit.data.shards import Shard, Warn, find_shards, one_line, read_shard
+from dedloc_kit.data.sources.formats import BadRow, Unusable
+from dedloc_kit.data.sources.losses import HOPELESS, Losses
+from dedloc_kit.data.sources.shards import Shard, Warn, find_shards, one_line, read_shard
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source

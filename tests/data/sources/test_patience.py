@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.data import patience
+from dedloc_kit.data.sources import patience
 
 
 class Flaky(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.data.tokens import Document
+from dedloc_kit.data.text.tokens import Document
 
 
 @dataclass(frozen=True)

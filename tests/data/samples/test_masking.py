@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.data.masking import IGNORED, choose_ngrams, choose_tokens, mask_tokens, word_starts
+from dedloc_kit.data.samples.masking import IGNORED, choose_ngrams, choose_tokens, mask_tokens, word_starts
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dedloc_kit.data.packing import Packer
-from dedloc_kit.data.tokens import Document
+from dedloc_kit.data.samples.packing import Packer
+from dedloc_kit.data.text.tokens import Document
 
 BEGIN, END = 1000, 1001
 

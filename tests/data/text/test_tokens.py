@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.data import tokens
-from dedloc_kit.data.sentences import sentences
+from dedloc_kit.data.text import tokens
+from dedloc_kit.data.text.sentences import sentences
+from dedloc_kit.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 
 TEXTS = ["River and sea. A bank! Is the boat here? Yes", "আমি ভাত খাই। তুমি ৩.৫ টাকা খাও?", "One sentence", "", "Sea. River."]
 

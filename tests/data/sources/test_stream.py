@@ -14,9 +14,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import parquet
 
-from dedloc_kit.data import shards
-from dedloc_kit.data.shards import Shard, find_shards, read_shard
-from dedloc_kit.data.stream import Prefetch, documents, in_order, texts
+from dedloc_kit.data.sources import shards
+from dedloc_kit.data.sources.shards import Shard, find_shards, read_shard
+from dedloc_kit.data.sources.stream import Prefetch, documents, in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 

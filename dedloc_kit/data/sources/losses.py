@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from dedloc_kit.data.formats import BadRow, Unusable
-from dedloc_kit.data.shards import Shard, Warn, is_transient, one_line
+from dedloc_kit.data.sources.formats import BadRow, Unusable
+from dedloc_kit.data.sources.shards import Shard, Warn, is_transient, one_line
 
 HOPELESS = 32
 """So many files of which nothing can be used, before any other, are enough to give up."""

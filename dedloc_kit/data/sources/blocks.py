@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dedloc_kit.data.formats import BadRow, Unusable
-from dedloc_kit.data.losses import HOPELESS, Losses, Unproven
-from dedloc_kit.data.shards import Shard, Warn, count_rows, find_shards, one_line
-from dedloc_kit.data.stream import Reader
+from dedloc_kit.data.sources.formats import BadRow, Unusable
+from dedloc_kit.data.sources.losses import HOPELESS, Losses, Unproven
+from dedloc_kit.data.sources.shards import Shard, Warn, count_rows, find_shards, one_line
+from dedloc_kit.data.sources.stream import Reader
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from dedloc_kit.data.shards import LABELS_FILE, Shard, Warn, class_names, local_folder
+from dedloc_kit.data.sources.shards import LABELS_FILE, Shard, Warn, class_names, local_folder
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.data.masking import Masker
+from dedloc_kit.data.samples.masking import Masker
+from dedloc_kit.data.text.tokens import Document, Ids
 from dedloc_kit.data.tokenizers.special_tokens import MASKED, require
-from dedloc_kit.data.tokens import Document, Ids
 from dedloc_kit.errors import UserError
 
 Arrays = dict[str, NDArray[Any]]

@@ -13,10 +13,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit.data import formats
-from dedloc_kit.data.losses import HOPELESS, Loss
-from dedloc_kit.data.shards import find_splits, strays
-from dedloc_kit.data.stream import documents, in_order, texts
+from dedloc_kit.data.sources import formats
+from dedloc_kit.data.sources.losses import HOPELESS, Loss
+from dedloc_kit.data.sources.shards import find_splits, strays
+from dedloc_kit.data.sources.stream import documents, in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 from tests.data.texts import BENGALI, lines

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from dedloc_kit.data.formats import Unusable
-from dedloc_kit.data.shards import Retries, Shard, Warn, opened
-from dedloc_kit.data.tokens import Document, Ids, ids_dtype
+from dedloc_kit.data.sources.formats import Unusable
+from dedloc_kit.data.sources.shards import Retries, Shard, Warn, opened
+from dedloc_kit.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
 """The columns: a list of ids, and a list of the number of tokens up to each sentence's end."""
