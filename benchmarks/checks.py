@@ -23,8 +23,10 @@ from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunte
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.records import Contribution, Invitation
-from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback

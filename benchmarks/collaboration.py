@@ -25,7 +25,8 @@ from benchmarks.lib.network import read_network
 from benchmarks.lib.peers import end_on_signal
 from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 _ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}{:>13}"
 REAL_MICROBATCH = 4

@@ -22,9 +22,10 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
-from dedloc_kit.run import Source, parse_run
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.text.start import fingerprint
 from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant

@@ -37,10 +37,13 @@ from benchmarks.lib import pipelined, sparse_steps
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run, parse_run
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback

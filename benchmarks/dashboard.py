@@ -31,8 +31,9 @@ import requests
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
-from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 CALLS = (
     *(

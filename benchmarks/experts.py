@@ -49,7 +49,9 @@ from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.run import RunConfig, load_run, parse_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run, parse_run
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, create_task
 
 IN_FLIGHT = (1, 3)

@@ -26,7 +26,7 @@ from benchmarks.lib.peers import Peer, end_on_signal, start_coordinator, start_v
 from benchmarks.lib.task import SPREAD, simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.needs import memory_needed
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _MICROBATCH, _MICROBATCH_SECONDS, _BATCH, _STEPS = 8, 0.2, 64, 4

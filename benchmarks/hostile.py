@@ -30,7 +30,7 @@ from benchmarks.lib.peers import Peer, end_on_signal, start_volunteer, step_of
 from dedloc_kit.access.office import invite
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 
 ALONE = "alone"
 RUN_CORE, OTHERS_CORE = 0, 1

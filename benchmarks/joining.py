@@ -28,7 +28,7 @@ from benchmarks.lib.network import Line, Loopback, Network, open_network, read_n
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 
 SYSTEMS = ("ours", "hivemind")
 _ROW = "{:10}{:30}{:>9}{:>16}{:>9}{:>12}   {}"

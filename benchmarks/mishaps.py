@@ -26,7 +26,9 @@ from urllib.request import urlopen
 
 from dedloc_kit.events import AnyEvent, Evaluated, Peers, StepDone
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.session.session import Session
 
 CHECKOUT = Path(__file__).parents[1]

@@ -22,8 +22,8 @@ from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.check import rehearse
 from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, predict
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.config import RunConfig
 
 _ROW = "{:12}{:>14}{:>9}{:>12}{:>12}{:>8}   {}"
 _WARM_UP_STEPS = 3

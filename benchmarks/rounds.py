@@ -37,7 +37,8 @@ from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
-from dedloc_kit.records import Contribution, Record
+from dedloc_kit.records.record import Record
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Held
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.encoding.codec import decode, read_part

@@ -15,23 +15,14 @@ from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.memory import own_id
-from dedloc_kit.records import (
-    Absence,
-    Announcement,
-    Checks,
-    Count,
-    Evaluation,
-    Invitation,
-    PeerId,
-    PeerText,
-    Reason,
-    Record,
-    Refusal,
-    RunId,
-    Standing,
-    Time,
-)
-from dedloc_kit.run import HUB_REPOSITORY, MAX_STAGES, PLAIN_TEXT
+from dedloc_kit.records.contributors import Standing
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.invitation import Invitation, Refusal
+from dedloc_kit.records.orders import Announcement, Checks
+from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, RunId, Time
+from dedloc_kit.records.steps import Absence
+from dedloc_kit.run.parts import MAX_STAGES
+from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT
 from dedloc_kit.serving.config import swarm_of
 
 TIMEOUT = 10.0

@@ -7,8 +7,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from dedloc_kit.grid import ExpertHost, ExpertLayer, held
 from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
-from dedloc_kit.records import MAX_ASSIGNED_HOSTS, Announcement, Checks, Decay, GlobalStep, Progress
-from dedloc_kit.run import MAX_STAGES
+from dedloc_kit.records.experts import MAX_ASSIGNED_HOSTS
+from dedloc_kit.records.orders import Announcement, Checks, Decay
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.run.parts import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from dedloc_kit.records import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, Count, PeerId, PeerText
+from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS
+from dedloc_kit.records.record import Count, PeerId, PeerText
 
 MAX_NAMED = 5
 """Experts in one sentence."""

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES, STATE_FILE
-from dedloc_kit.run import HUB_REPOSITORY, NAMES_OF_FILES, RunConfig
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import STATE_FILE
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import HUB_REPOSITORY
+from dedloc_kit.run.task import NAMES_OF_FILES
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import INVITATION_FILE, Address, Count, Invitation, PeerId, Record, RunId, Time
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId, Time
 
 MAX_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""

@@ -13,8 +13,8 @@ from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined
 from dedloc_kit.machine.home import home, peer_folder
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.worker import Worker, collector_job
 
 FIRST_PAUSE, MAX_PAUSE = 10.0, 300.0

@@ -18,15 +18,15 @@ from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.machine.survey import machine_at
-from dedloc_kit.records import GlobalStep
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.settled import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form
 from dedloc_kit.tasks import Batch
-from dedloc_kit.training.devices import Loss
-from dedloc_kit.training.microbatch import samples_in
+from dedloc_kit.training.computing.devices import Loss
+from dedloc_kit.training.computing.microbatch import samples_in
 
 FOLLOW_SECONDS = 1.0
 """Between two looks at who may take part."""

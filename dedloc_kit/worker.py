@@ -33,8 +33,9 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.machine.surroundings import check_surroundings
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
 from dedloc_kit.serving.config import ServerConfig
 
 Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach", "server", "user"]

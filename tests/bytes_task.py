@@ -14,11 +14,13 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, mixture, texts
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, mixture, texts
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 

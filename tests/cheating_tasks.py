@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.roles import volunteer
 from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
@@ -29,7 +29,7 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.training.recomputing import Again
+from dedloc_kit.training.computing.recomputing import Again
 
 CHEAT = os.environ.get("CHEAT", "")
 

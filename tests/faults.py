@@ -22,16 +22,17 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, Progress, Receipt
-from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.gradients.gradients import Gradients
+from dedloc_kit.training.state.state import TrainingState
 
 
 def inject(fault: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dedloc_kit.keys import peer_id, public
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.swarm import SwarmConfig
 
 
 class Organizer:

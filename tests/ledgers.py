@@ -1,6 +1,7 @@
 """What a ledger may hold, for tests."""
 
-from dedloc_kit.records import Contribution, FillMask, GlobalStep
+from dedloc_kit.records.evaluation import FillMask
+from dedloc_kit.records.steps import Contribution, GlobalStep
 
 GAP = FillMask(before="a boat on the ", guess="road", truth="river", after=", slowly")
 NOON = 20_000.5 * 86_400.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dedloc_kit.blocks.plan import MAX_SPEED
+from dedloc_kit.blocks.plans.plan import MAX_SPEED
 from dedloc_kit.swarm.serving.layers import fitting
 from dedloc_kit.swarm.serving.server.server import SpanService
 

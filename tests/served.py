@@ -15,7 +15,7 @@ from dedloc_kit.events import AnyEvent, Began, Joined, Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.serving.config import ServerConfig, parse_serving
 from dedloc_kit.worker import Worker, beginning_job, server_job
 

@@ -267,7 +267,7 @@ def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("run", "from dedloc_kit.records import Record"),
+        ("run", "from dedloc_kit.records.record import Record"),
         ("data", "from dedloc_kit import training"),
         ("records", "import torch"),
         ("validation", "from hivemind.dht import DHT"),

@@ -11,7 +11,8 @@ from benchmarks.lib.hostile_peers import ATTACKS, Sight
 from benchmarks.lib.party import Party
 from benchmarks.lib.played import HOSTILE, Defence, Training
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run import OptimizerConfig, TrustConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MakeReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed

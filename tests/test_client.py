@@ -23,7 +23,7 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.memory import Memory
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records.steps import GlobalStep
 from tests.commands import dedloc
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 from tests.loopback_hub import LoopbackHub, loopback_hub

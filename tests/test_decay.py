@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.events import Left, Peers, State, Warned
-from dedloc_kit.records import Decay
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.tasks.mixtures import task_on
 from dedloc_kit.training.optimizers.build import build_optimizer

@@ -4,7 +4,8 @@ import pytest
 
 from dedloc_kit import events
 from dedloc_kit.grid import ExpertHost, ExpertLayer
-from dedloc_kit.records import Announcement, GlobalStep
+from dedloc_kit.records.orders import Announcement
+from dedloc_kit.records.steps import GlobalStep
 from tests.dashboard.staged_run import LIMITED
 
 EVERY_EVENT: list[events.AnyEvent] = [

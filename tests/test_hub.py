@@ -9,7 +9,8 @@ import pytest
 from dedloc_kit import hub as hub_module
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, Repository, described, training_state
-from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
+from dedloc_kit.records.state import STATE_FILE
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
 

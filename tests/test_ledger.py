@@ -19,7 +19,8 @@ from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, schema
 from dedloc_kit.ledger.ledger import MAX_STEP_SECONDS
 from dedloc_kit.ledger.schema import MAX_SAMPLES
-from dedloc_kit.records import AbsentRow, Carried, Evaluation, GlobalStep, LeftOut, Neighbour, Neighbours, Picture
+from dedloc_kit.records.evaluation import Evaluation, Neighbour, Neighbours, Picture
+from dedloc_kit.records.steps import AbsentRow, Carried, GlobalStep, LeftOut
 from tests.ledgers import GAP, NOON, a_step, given
 
 

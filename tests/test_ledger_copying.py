@@ -13,7 +13,8 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Conviction, Ledger, StartPoint, copying, filling
 from dedloc_kit.ledger.copying import restore, write_copy
-from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
+from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
+from dedloc_kit.records.evaluation import Evaluation, Picture
 from tests.ledgers import GAP, NOON, a_step, given
 
 Change = Callable[[pa.Table], pa.Table]

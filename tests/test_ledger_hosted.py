@@ -7,7 +7,7 @@ import pytest
 
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import Conviction, Ledger
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from tests.ledgers import a_step, given
 
 ANSWERS = 12

@@ -9,7 +9,7 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Conviction, Ledger, tables
 from dedloc_kit.ledger.tables import TABLES, TableName, write_table
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from tests.ledgers import GAP, NOON, a_step, given
 
 

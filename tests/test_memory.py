@@ -15,7 +15,7 @@ from dedloc_kit.memory import (
     recall,
     take_over,
 )
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from tests.invitations import NOBODY, invited
 from tests.tiny import tiny_run
 

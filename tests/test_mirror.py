@@ -12,7 +12,7 @@ import requests
 from dedloc_kit.client import fetch_invitation, fetch_measured
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from tests.commands import assert_refused, dedloc, running
 from tests.invitations import NOBODY, invited
 from tests.ledgers import GAP, a_step, given

@@ -18,7 +18,9 @@ from dedloc_kit.experts.bank import names_of
 from dedloc_kit.experts.network import Network
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run import RunConfig, Source, load_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import create_task, first_model
 from dedloc_kit.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer

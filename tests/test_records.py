@@ -10,25 +10,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
-from dedloc_kit.records import (
-    MAX_IN_FLIGHT,
-    MAX_REASON,
-    AccessAnswer,
-    Checks,
-    Contribution,
-    Drawing,
-    Evaluation,
-    GlobalStep,
-    Invitation,
-    PeerText,
-    Picture,
-    Progress,
-    Record,
-    Refusal,
-    StageOffer,
-    StateInfo,
-)
-from dedloc_kit.run import PipelineConfig, RunConfig, parse_run
+from dedloc_kit.records.admission import AccessAnswer
+from dedloc_kit.records.evaluation import Drawing, Evaluation, Picture
+from dedloc_kit.records.invitation import Invitation, Refusal
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.record import MAX_REASON, PeerText, Record
+from dedloc_kit.records.stages import MAX_IN_FLIGHT, StageOffer
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.parts import PipelineConfig
 from dedloc_kit.version import __version__
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 

@@ -8,7 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig, parse_coordinator, parse_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig, parse_coordinator
+from dedloc_kit.run.seeds import seed_of
 from tests.tiny import tiny_run
 
 

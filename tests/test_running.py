@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import parser
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from tests.swarm.harness import Swarm, wait_until
 from tests.tiny import tiny_run
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from dedloc_kit.evaluation.pretrained import with_weights
 from dedloc_kit.events import Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state.checkpoint import Checkpoints
 from dedloc_kit.worker import server_job
 from tests.served import Server
 from tests.swarm.harness import Swarm

@@ -11,7 +11,7 @@ import pytest
 
 from dedloc_kit import worker
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.worker import KEPT_MEMORY, Worker, coordinator_job
 from tests import fork_server
 from tests.swarm.harness import Swarm, processes_of, wait_until

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from tests.tiny import WIDTH, tiny_run, wait_for_start
 
 HIDDEN, TOKENS = 12, 6

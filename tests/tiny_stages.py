@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.pipeline import computing
 from tests.tiny import wait_for_start
 

@@ -27,7 +27,8 @@ from torch import Tensor, distributed
 from benchmarks.lib.baseline import Role, play
 from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
-from dedloc_kit.records import Contribution, StateInfo
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.network.connections import dial

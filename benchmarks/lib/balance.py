@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.lib.serving_swarm import EXPIRY, LOAD, LOOK, ServingSwarm
-from dedloc_kit.blocks.plan import SECOND_LOOK
+from dedloc_kit.blocks.plans.plan import SECOND_LOOK
 
 LAYERS = 48
 SPEEDS = (1, 1, 2, 2, 4, 4, 8, 8)

@@ -22,8 +22,9 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
-from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.data.sources.stream import Prefetch
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.schedule import learning_rate

@@ -22,10 +22,10 @@ from pyarrow import parquet
 from dedloc_kit.data.pictures.captioned import PictureSource, captioned
 from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, read_code_shard
 from dedloc_kit.data.pictures.images import each_decoded
-from dedloc_kit.data.shards import find_shards
-from dedloc_kit.data.stream import in_order
+from dedloc_kit.data.sources.shards import find_shards
+from dedloc_kit.data.sources.stream import in_order
+from dedloc_kit.data.text.tokens import vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.data.tokens import vocabulary_hash
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
 from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.autoencoder import Autoencoder
@@ -34,7 +34,9 @@ from dedloc_kit.picture_model.files import completed, pictures_of
 from dedloc_kit.picture_model.loading import save
 from dedloc_kit.picture_model.settings import Images
 from dedloc_kit.picture_model.training import architecture_of
-from dedloc_kit.run import RunConfig, Source, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.task import Source
 
 _ROW = "{:26}{:>14}{:>14}{:>24}{:>10}"
 SETTINGS = {"32 px, 8 x 8 of 256": (256, 8, 32, 2000), "256 px, 32 x 32 of 8,192": (8192, 32, 256, 128)}

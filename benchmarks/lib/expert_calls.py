@@ -31,8 +31,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, Microbatch, counting
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.records import HostOffer
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.records.experts import HostOffer
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.hosts import Hosts

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.lib.measure import Microbatch, read_microbatches
 from benchmarks.lib.mixed_task import GRID, mixed_run
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 
 TRAINERS, HOSTS, MICROBATCH = 2, 2, 4
 BATCH_MICROBATCHES = 16

@@ -23,7 +23,7 @@ from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.bucket.contents import Index, Stored
 from dedloc_kit.bucket.reading import Bucket
 from dedloc_kit.bucket.writing import LocalFolder, digest_of, put_whole
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of

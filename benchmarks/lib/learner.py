@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Task
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.build import local_optimizer

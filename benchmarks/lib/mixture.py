@@ -7,10 +7,10 @@ import torch
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Microbatch, counting
 from dedloc_kit.experts.mixture import connect
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Task
-from dedloc_kit.training.compute import loss_scaled
-from dedloc_kit.training.microbatch import samples_in
+from dedloc_kit.training.computing.compute import loss_scaled
+from dedloc_kit.training.computing.microbatch import samples_in
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 

@@ -3,7 +3,8 @@
 from functools import lru_cache
 from itertools import islice
 
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.tasks import Batch, Task
 from dedloc_kit.tasks.in_blocks import Origin, origin_of

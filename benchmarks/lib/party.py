@@ -15,7 +15,8 @@ import torch
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
-from dedloc_kit.records import Contribution, Record
+from dedloc_kit.records.record import Record
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Signs, Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience

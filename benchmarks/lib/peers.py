@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import CoordinatorConfig, P, PeerConfig, RunConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig, P, PeerConfig
 from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
 _CHECKOUT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from benchmarks.lib.peers import Peer, start_coordinator, start_volunteer
 from benchmarks.lib.wide_stages import WideStages, wide_run
 from dedloc_kit.coordinator.stage_costs import expected_memory
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 
 STEPS, MICROBATCHES = 3, 4
 NARROW, NARROW_STAGES = 32, 2

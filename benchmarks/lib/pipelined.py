@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.tasks import Batch, Divisible, StageTask
 from dedloc_kit.training.optimizers.build import build_optimizer

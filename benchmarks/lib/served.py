@@ -8,7 +8,7 @@ from typing import Any, Self
 from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer
 from dedloc_kit.keys import IDENTITY_FILE, read_key
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServerConfig, parse_serving
 from dedloc_kit.worker import beginning_job, server_job
 

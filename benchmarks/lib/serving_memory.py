@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.lib.served import ServedOn
 from benchmarks.lib.smollm2 import model_folder
-from dedloc_kit.blocks import weights
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.served import read_model
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.blocks.weights import weights
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.serving.client.history import History
 from dedloc_kit.worker import KEPT_MEMORY

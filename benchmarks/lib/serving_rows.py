@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.quantized import quantize
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.blocks.weights.quantized import quantize
 
 WIDTHS = {
     "576 wide, 15 layers": {

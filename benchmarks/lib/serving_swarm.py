@@ -1,4 +1,4 @@
-"""Servers of a model's layers that join, look, announce, move and leave, in simulated time: `blocks/plan.py` decides.
+"""Servers of a model's layers join, look, announce, move, leave, in simulated time, as `blocks/plans/plan.py` decides.
 
 Records are seen late, a load takes time, and who leaves is missed only when its record has run out. A server that moves
 goes on serving what both its spans share.
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dedloc_kit.blocks.plan import Intention, LayerRange, Server, bottleneck, intend, may_begin, place
+from dedloc_kit.blocks.plans.plan import Intention, LayerRange, Server, bottleneck, intend, may_begin, place
 
 LOOK, DELAY, EXPIRY, LOAD, SETTLE = 15, 5, 30, 60, 10
 """Seconds between two looks of a server, until others see its record, until they miss it when it is gone, of loading,

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.learner import Learner
-from dedloc_kit.run import RunConfig, parse_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback

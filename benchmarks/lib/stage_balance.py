@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks.lib.stage_swarm import DELAY, EXPIRY, LOOK, StageSwarm
-from dedloc_kit.blocks.stages import SECOND_LOOK, WINDOW, Stage
+from dedloc_kit.blocks.plans.stages import SECOND_LOOK, WINDOW, Stage
 
 STATE = 100e6
 """Bytes to download of a stage of middling size."""

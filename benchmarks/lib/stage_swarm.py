@@ -1,4 +1,4 @@
-"""Peers of a pipeline that join, look, announce, move and leave, in simulated time: `blocks/stages.py` decides.
+"""Peers of a pipeline that join, look, announce, move and leave, in simulated time: `blocks/plans/stages.py` decides.
 
 Records are seen late, a download takes time, and who leaves is missed only when its record has run out. Who moves
 serves nothing while it loads, and the speed of a newcomer is known only after a while.
@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dedloc_kit.blocks.plan import draw
-from dedloc_kit.blocks.stages import SECOND_LOOK, Stage, StagePeer, bare, bottleneck, intend, may_begin, place
+from dedloc_kit.blocks.plans.plan import draw
+from dedloc_kit.blocks.plans.stages import SECOND_LOOK, Stage, StagePeer, bare, bottleneck, intend, may_begin, place
 
 LOOK, DELAY, EXPIRY, MEASURING = 5, 5, 15, 10
 """Seconds between two looks of a peer, until others see its record, until they miss it when it is gone, and until its

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, parse_run, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.seeds import seed_of
 
 LAYERS, LENGTH, VOCABULARY = 3, 64, 97
 

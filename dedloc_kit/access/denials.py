@@ -2,7 +2,7 @@
 
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.records import Denial
+from dedloc_kit.records.admission import Denial
 
 _DENIALS: dict[Denial, str] = {
     "no code": (

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
 
 BUSY_SECONDS, GAP_SECONDS = 5, 30

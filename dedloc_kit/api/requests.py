@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from dedloc_kit.api.errors import ApiError
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 MOST_ANSWERS = 8
 """To one prompt: they are computed together, and each takes room on every server."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.api.requests import AnyRequest
-from dedloc_kit.run import seed_of
+from dedloc_kit.run.seeds import seed_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, skeleton
-from dedloc_kit.blocks.manifest import Manifest, describe_folder
-from dedloc_kit.blocks.weights import WHOLE, locate
+from dedloc_kit.blocks.weights.manifest import Manifest, describe_folder
+from dedloc_kit.blocks.weights.weights import WHOLE, locate
 from dedloc_kit.errors import UserError
 
 FILES = (

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import DynamicCache
 
 from dedloc_kit.blocks.architecture import Layout, causal_class, cut, skeleton
-from dedloc_kit.blocks.conversion import Conversion
 from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.weights.conversion import Conversion
 from dedloc_kit.errors import UserError
 
 

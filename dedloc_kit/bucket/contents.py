@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from dedloc_kit.records import Count, Digest, Record, RunId
+from dedloc_kit.records.record import Count, Digest, Record, RunId
 from dedloc_kit.validation import describe
 
 CHUNK_BYTES = 2**23

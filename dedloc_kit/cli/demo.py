@@ -24,8 +24,9 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.records import Continuation
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
+from dedloc_kit.records.evaluation import Continuation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
 from dedloc_kit.worker import Worker, volunteer_job
 
 

@@ -20,7 +20,7 @@ from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.surroundings import obstacles
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import of_first_peers, recall
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
 
 KEPT_CHECKPOINTS = 5

@@ -8,8 +8,11 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from dedloc_kit.records import Url
-from dedloc_kit.run import DEVICES, HUB_REPOSITORY, RunConfig, load_run
+from dedloc_kit.records.invitation import Url
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.peer import DEVICES
+from dedloc_kit.run.section import HUB_REPOSITORY
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
-from dedloc_kit.records import MAX_REASON, Checks, Contribution, GlobalStep
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.record import MAX_REASON
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
@@ -33,7 +35,7 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.standing import Standing, signed
 from dedloc_kit.swarm.trust.weight import weighing
-from dedloc_kit.training.recomputing import on_cpu
+from dedloc_kit.training.computing.recomputing import on_cpu
 
 MAX_STEPS_AGO = SPARED_STEPS // 2
 """Of what convicts: while it may be shown, nobody is convicted by it a second time."""

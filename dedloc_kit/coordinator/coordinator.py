@@ -29,9 +29,14 @@ from dedloc_kit.experts.state import MixedState
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.mixing import HostNews, hosting
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.regions import Countries, Regions
-from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
@@ -40,7 +45,7 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.checkpoint import load
+from dedloc_kit.training.state.checkpoint import load
 
 if TYPE_CHECKING:
     from dedloc_kit.coordinator.releasing import Releasing

@@ -19,10 +19,13 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE, key_id
 from dedloc_kit.ledger.rescuing import opened
 from dedloc_kit.memory import MEMORY_FILE, own_id
-from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, StateInfo
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.steering.orders import ORDERS_FILE
-from dedloc_kit.training.checkpoint import Checkpoints, Found
-from dedloc_kit.training.ruined import RUINED_FILE
+from dedloc_kit.training.state.checkpoint import Checkpoints, Found
+from dedloc_kit.training.state.ruined import RUINED_FILE
 
 LEDGER_FILE = "ledger.sqlite"
 COPY_FILE = "ledger-copy.sqlite"

@@ -9,10 +9,10 @@ from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.mixing import PAUSES
-from dedloc_kit.records import GlobalStep
-from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.training.state.checkpoint import Found
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import TrainingState
 
 _log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
 from dedloc_kit.machine.needs import StageMemory
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks import Batch, Divisible, StageTask
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.computing.compute import Compute
+from dedloc_kit.training.computing.device import half_precision
 from dedloc_kit.training.flat import FlatLayout
 
 _SHORT = 64

@@ -15,8 +15,13 @@ from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Taken, recall
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress, StageOffer
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.stages import StageOffer
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.incidents import Incidents
@@ -28,11 +33,11 @@ from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.rounds.together import Together
 from dedloc_kit.tasks import Divisible, MeasuredInParts, StageTask
-from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.flat import Room
-from dedloc_kit.training.rooms import Rooms
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.checkpoint import Found
+from dedloc_kit.training.state.rooms import Rooms
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import Position
 
 KEPT_STEPS = 64
 """That some stages have taken and others have not told of."""

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from dedloc_kit.records import Absence, Announcement, Checks, PictureDigest, Sample
+from dedloc_kit.records.evaluation import PictureDigest, Sample
+from dedloc_kit.records.orders import Announcement, Checks
+from dedloc_kit.records.steps import Absence
 
 Status = Literal["starting", "waiting for volunteers", "training", "paused", "coordinator lost", "finished"]
 

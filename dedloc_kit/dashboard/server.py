@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.routes.entrance import Entrance
 from dedloc_kit.dashboard.routes.exports import Exports
 from dedloc_kit.dashboard.routes.organizer import Denied, denial
 from dedloc_kit.events import AnyEvent
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 
 _FACTS_SECONDS = 1.0
 """How old the state may be that programs are told."""

@@ -5,12 +5,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.pictures.images import flaw
-from dedloc_kit.data.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
-from dedloc_kit.data.splits import canonical
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
+from dedloc_kit.data.sources.splits import canonical
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 ROWS = 1000
 """Of each file, at most."""

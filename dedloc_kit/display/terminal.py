@@ -19,7 +19,7 @@ from dedloc_kit.events import (
     StepDone,
     Warned,
 )
-from dedloc_kit.records import NO_SHARES
+from dedloc_kit.records.evaluation import NO_SHARES
 
 
 class RunDisplay(BarDisplay):

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from dedloc_kit.data.classes import named, names_of
-from dedloc_kit.data.formats import BadRow
-from dedloc_kit.data.shards import Shard, Warn, find_splits, one_line, read_rows
+from dedloc_kit.data.sources.classes import named, names_of
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, Settings
-from dedloc_kit.run import Source, seed_of
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _HELD_OUT = ("test", *_VALIDATION_NAMES, "train")

@@ -23,8 +23,9 @@ from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.evaluation.report import check_report, percent, spread, write_report
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.run import RunConfig, seed_of
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.training.computing.device import describe_device, pick_device, set_threads
 
 _PROBLEMS: dict[str, type[Problem]] = {"ner": Ner, "classification": Classification}
 

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Dataset
 from dedloc_kit.evaluation.problem import Problem, Sample
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.run import OptimizerConfig, seed_of
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.training.computing.device import half_precision
 from dedloc_kit.training.schedule import learning_rate
 
 _POOL = 32

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Example, held_out_split
 from dedloc_kit.evaluation.settings import LikelihoodSettings
-from dedloc_kit.run import RunConfig, Source, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 DOCUMENTS = 200
 MAX_CHARACTERS = 10_000

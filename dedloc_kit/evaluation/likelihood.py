@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.heldout import words
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.computing.device import half_precision
 
 _AT_ONCE = 1024
 """Tokens: for a vocabulary of 256,000 their scores take 1 GB."""

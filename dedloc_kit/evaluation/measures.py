@@ -18,7 +18,7 @@ from dedloc_kit.evaluation.likelihood import Query, causal_queries, masked_queri
 from dedloc_kit.evaluation.pretrained import Kind, Pretrained
 from dedloc_kit.evaluation.report import percent
 from dedloc_kit.evaluation.settings import LikelihoodSettings
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 
 PARTS = 10
 """The spread is the one between so many parts of the samples."""

@@ -4,7 +4,7 @@ import re
 import warnings
 from typing import Any
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.evaluation.dataset import Example
 from dedloc_kit.evaluation.problem import Problem, Sample
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from dedloc_kit.data.shards import one_line
+from dedloc_kit.data.sources.shards import one_line
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.hub import repository_and_revision
-from dedloc_kit.run import ExpertsConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import ExpertsConfig
 
 if TYPE_CHECKING:
     from dedloc_kit.tasks import Task
@@ -189,7 +190,7 @@ def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
 
     Raises UserError if the file is none of this run's.
     """
-    from dedloc_kit.training.checkpoint import load
+    from dedloc_kit.training.state.checkpoint import load
 
     try:
         tensors, _ = load(path)

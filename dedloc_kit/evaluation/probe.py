@@ -21,10 +21,11 @@ from dedloc_kit.evaluation.linear import linear_accuracy
 from dedloc_kit.evaluation.pretrained import with_weights
 from dedloc_kit.evaluation.report import check_report, percent, spread, write_report
 from dedloc_kit.evaluation.settings import ProbeSettings
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Probeable, Task, create_task
 from dedloc_kit.tasks.features.neighbours import knn_accuracy
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.computing.device import describe_device, pick_device, set_threads
 
 Maker = Callable[[Tensor], Tensor]
 """Makes features of a batch of samples."""

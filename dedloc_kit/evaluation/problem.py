@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.evaluation.dataset import Example
 
 

@@ -18,8 +18,8 @@ from dedloc_kit.evaluation.measures import Measure, Pairs, Score, Text
 from dedloc_kit.evaluation.pretrained import Kind, Pretrained, as_folder
 from dedloc_kit.evaluation.report import check_report, spread, write_report
 from dedloc_kit.evaluation.settings import LikelihoodSettings
-from dedloc_kit.run import RunConfig
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.training.computing.device import describe_device, pick_device, set_threads
 
 _MEASURES: dict[str, type[Measure]] = {"text": Text, "pairs": Pairs}
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.run import RunConfig
-from dedloc_kit.training.device import out_of_memory
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.training.computing.device import out_of_memory
 from dedloc_kit.training.flat import placed
-from dedloc_kit.training.rooms import give_back_large
-from dedloc_kit.training.sketch import TOLERANCE
+from dedloc_kit.training.state.rooms import give_back_large
+from dedloc_kit.training.state.sketch import TOLERANCE
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from dedloc_kit.experts.calls import Cell, Experts
 from dedloc_kit.experts.gate import Gate, choose, imbalance
-from dedloc_kit.run import ExpertsConfig
-from dedloc_kit.training.compute import loss_scale
+from dedloc_kit.run.parts import ExpertsConfig
+from dedloc_kit.training.computing.compute import loss_scale
 
 
 class _Link:
@@ -33,7 +33,7 @@ class Mixture(nn.Module):
     """
 
     once = True
-    """Its experts are not asked twice for a backward pass, as `training.compute` would to save memory."""
+    """Its experts are not asked twice for a backward pass, as `training.computing` would to save memory."""
 
     def __init__(self, layer: int, settings: ExpertsConfig, seed: int) -> None:
         super().__init__()

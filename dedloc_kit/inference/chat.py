@@ -13,8 +13,8 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from dedloc_kit.blocks.ends import USUAL_LENGTH
-from dedloc_kit.blocks.plan import LayerRange
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.plan import LayerRange
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.answering import Answering
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from dedloc_kit.blocks import weights
 from dedloc_kit.blocks.architecture import Layout, configuration, skeleton
 from dedloc_kit.blocks.ends import Begin, ends
-from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.weights import weights
+from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.network import Network
 from dedloc_kit.serving.config import ModelVersion, ServingConfig

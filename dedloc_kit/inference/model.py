@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import AutoTokenizer, GenerationConfig
 
-from dedloc_kit.blocks.lora import TrainableAdapter
+from dedloc_kit.blocks.adapters.lora import TrainableAdapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.inference.loading import Loaded
 from dedloc_kit.inference.network import Activations, Network

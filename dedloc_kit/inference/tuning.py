@@ -6,9 +6,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.blocks import adapter_files, lora
+from dedloc_kit.blocks.adapters import adapter_files, lora
+from dedloc_kit.blocks.adapters.lora import LoraConfig, TrainableAdapter
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.blocks.lora import LoraConfig, TrainableAdapter
 from dedloc_kit.inference.network import Network
 
 Current = ContextVar[TrainableAdapter | None]

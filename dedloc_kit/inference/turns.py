@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.plans.plan import LayerRange
 
 ChatPhase = Literal["loading", "ready", "answering", "stopping", "failed", "over"]
 WARNING = (

@@ -22,8 +22,10 @@ import psutil
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
-from dedloc_kit.records import MAX_LEDGER_BYTES, MAX_LOSS, Evaluation, LeftOut, Picture
-from dedloc_kit.run import PLAIN_TEXT
+from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
+from dedloc_kit.records.evaluation import Evaluation, Picture
+from dedloc_kit.records.steps import MAX_LOSS, LeftOut
+from dedloc_kit.run.section import PLAIN_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa

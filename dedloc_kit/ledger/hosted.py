@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Mapping
 
 from dedloc_kit.ledger.schema import MAX_SAMPLES
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 
 
 def confirm(connection: sqlite3.Connection, trainer: str, said: Contribution, answers: int, now: float) -> None:

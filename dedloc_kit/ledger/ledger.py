@@ -27,7 +27,8 @@ from dedloc_kit.ledger.credit import credited, withdraw
 from dedloc_kit.ledger.hosted import confirm
 from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.steps import Contribution, GlobalStep
 
 ABSENCE_SECONDS = 60.0
 """Whoever comes back within this time goes on with the same visit."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from dedloc_kit.ledger.schema import MAX_SAMPLES, decay, recent_average
-from dedloc_kit.records import GlobalStep, LeftOut, Picture, Sample
+from dedloc_kit.records.evaluation import Picture, Sample
+from dedloc_kit.records.steps import GlobalStep, LeftOut
 
 TroubleKind = Literal["failed", "rejected"]
 """A round that failed; a record from the network that was not taken."""

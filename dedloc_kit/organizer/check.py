@@ -21,7 +21,9 @@ from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
-from dedloc_kit.run import RunConfig, Source, parse_peer
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import parse_peer
+from dedloc_kit.run.task import Source
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01

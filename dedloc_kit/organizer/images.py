@@ -11,8 +11,8 @@ from dedloc_kit.data.folder import new_folder
 from dedloc_kit.data.pictures.captioned import CaptionedFile, captioned
 from dedloc_kit.data.pictures.codes import PictureCodes, write_code_shards
 from dedloc_kit.data.pictures.images import Pixels, each_decoded
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.organizer.images_display import EncodingDisplay, PictureTrainingDisplay
@@ -20,7 +20,8 @@ from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, toke
 from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.picture_model.settings import Images
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 
 HELD_OUT = "test"
 """The split of the shards with the pictures that are held out."""
@@ -30,7 +31,7 @@ _MEASURED_PIXELS, _FEWEST, _MOST = 2**21, 32, 512
 
 def device_for(choice: Literal["auto", "cpu", "cuda"], threads: int) -> str:
     """What the picture model is to compute with; raises UserError if that is not there."""
-    from dedloc_kit.training.device import pick_device, set_threads
+    from dedloc_kit.training.computing.device import pick_device, set_threads
 
     set_threads(threads)
     return str(pick_device(choice))
@@ -92,8 +93,8 @@ def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: st
     Each source is read in the order of its files, once for either. Raises UserError, and leaves nothing behind, if the
     folder exists or a shard cannot be read: what is left out here would be missing for all.
     """
+    from dedloc_kit.data.text.tokens import vocabulary_hash
     from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-    from dedloc_kit.data.tokens import vocabulary_hash
     from dedloc_kit.picture_model.encoding import Encoder
 
     pictures, left_out = pictures_of(run), Counter[str]()

@@ -22,9 +22,10 @@ from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.steering.webhook import Webhook

@@ -13,13 +13,17 @@ from rich.markup import escape
 from rich.prompt import Prompt
 
 from dedloc_kit.data.folder import new_folder
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import public_name
 from dedloc_kit.notebook.generate import notebooks_to_be
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run import HUB_REPOSITORY, Name, RunConfig, Source, load_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.section import HUB_REPOSITORY
+from dedloc_kit.run.swarm import Name
+from dedloc_kit.run.task import Source
 
 _HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
 """The head of a section in a recipe, with the comments right above it."""

@@ -11,7 +11,10 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.picture_model.files import completed
 from dedloc_kit.resources import recipe
-from dedloc_kit.run import RunConfig, Source, load_run, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 
 def prepare_demo(name: str, folder: Path) -> RunConfig:
@@ -71,7 +74,7 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
 
     :param characters: how many to read; default: `dedloc_kit.data.tokenizers.tokenizer.CHARACTERS`
     """
-    from dedloc_kit.data.stream import documents
+    from dedloc_kit.data.sources.stream import documents
     from dedloc_kit.data.tokenizers.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
 
     characters = characters or CHARACTERS

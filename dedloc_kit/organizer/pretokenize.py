@@ -10,7 +10,8 @@ from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeEla
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, public_name, upload
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 
 
 def prepare_shards(run: RunConfig, folder: Path) -> int:
@@ -20,8 +21,8 @@ def prepare_shards(run: RunConfig, folder: Path) -> int:
     exists or a shard cannot be read: what is left out here would be missing for all.
     """
     from dedloc_kit.data.folder import new_folder
-    from dedloc_kit.data.stream import in_order, texts
-    from dedloc_kit.data.token_shards import write_token_shards
+    from dedloc_kit.data.sources.stream import in_order, texts
+    from dedloc_kit.data.text.token_shards import write_token_shards
     from dedloc_kit.tasks import create_task
     from dedloc_kit.tasks.text.common import TextTask
 

@@ -15,7 +15,7 @@ from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers
 from dedloc_kit.organizer.launch import write_invitation
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.steering.alerts import Alert

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dedloc_kit.picture_model.codebook import Codebook
-from dedloc_kit.run import Section
+from dedloc_kit.run.section import Section
 
 _WIDER_AT_MOST = 4
 _GROUPS = 8

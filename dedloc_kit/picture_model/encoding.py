@@ -10,7 +10,7 @@ import numpy as np
 from dedloc_kit.data.pictures.captioned import CaptionedFile
 from dedloc_kit.data.pictures.codes import Captioned
 from dedloc_kit.data.pictures.images import Pixels
-from dedloc_kit.data.tokens import ids_dtype, whole_backend
+from dedloc_kit.data.text.tokens import ids_dtype, whole_backend
 from dedloc_kit.picture_model import PictureModel
 from dedloc_kit.picture_model.training import stacked
 

@@ -10,7 +10,7 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dedloc_kit.data.pictures.codes import PictureCodes
-from dedloc_kit.data.shards import one_line
+from dedloc_kit.data.sources.shards import one_line
 from dedloc_kit.errors import UserError
 from dedloc_kit.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, Found, Kind, find

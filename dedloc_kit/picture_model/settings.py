@@ -9,7 +9,8 @@ from pydantic import Field, ValidationError
 from dedloc_kit.data.pictures.captioned import PictureSource, Wanted
 from dedloc_kit.data.pictures.codes import MAX_CAPTION
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import IMAGES, PositiveFloat, PositiveInt, Section, local, read_values
+from dedloc_kit.run.loading import IMAGES, local, read_values
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.validation import describe
 
 

@@ -19,8 +19,9 @@ from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
-from dedloc_kit.records import Announcement, Checks, Instructions, Invitation
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.orders import Announcement, Checks, Instructions
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.observer import Finished, Observer, watching
 
 POLL_SECONDS = 1.0

@@ -12,9 +12,11 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 
 LOOK_SECONDS = 1.0

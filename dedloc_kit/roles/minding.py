@@ -7,12 +7,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from dedloc_kit.data.losses import Loss, Losses
+from dedloc_kit.data.sources.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.memory import Memory
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation, Progress
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.record import MAX_REASON
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.swarm.directory import twin as twins
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.network.node import Node

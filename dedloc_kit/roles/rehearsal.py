@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.coordinator.stage_costs import rows_of, stage_costs
-from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.sources.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
@@ -26,15 +26,24 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import public_name
-from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source, TaskConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
+from dedloc_kit.training.computing.compute import Compute
+from dedloc_kit.training.computing.device import describe_device, half_precision, pick_devices, set_threads
+from dedloc_kit.training.computing.microbatch import (
+    MAX_SAMPLES,
+    find_microbatch,
+    largest_microbatch,
+    pieces,
+    samples_in,
+)
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.microbatch import MAX_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
 _BATCHES = 4
 """So many are measured: samples are not all alike."""

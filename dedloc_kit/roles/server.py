@@ -13,14 +13,14 @@ from typing import Literal
 import torch
 
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, ServerConfig, served_by_swarm
 from dedloc_kit.serving.offer import MAX_VERSIONS, Serving
 from dedloc_kit.swarm.network.identity import Identity
@@ -39,7 +39,7 @@ from dedloc_kit.swarm.serving.server.server import SpanService
 from dedloc_kit.swarm.serving.server.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.device import describe_device, pick_devices, set_threads
+from dedloc_kit.training.computing.device import describe_device, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
 BALANCE_SECONDS = 10.0

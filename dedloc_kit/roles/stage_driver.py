@@ -15,9 +15,13 @@ from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import initial_peers, recall
-from dedloc_kit.records import Decay, Invitation, Progress
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
-from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from dedloc_kit.blocks.stages import Move, Stage
+from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
@@ -16,9 +16,11 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
-from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
+from dedloc_kit.run.config import MAX_BATCHES, RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -29,8 +31,8 @@ from dedloc_kit.swarm.pipeline.placing import Newcomer
 from dedloc_kit.swarm.rounds.optimizer import Caller
 from dedloc_kit.tasks import Divisible, StageTask, create_task
 from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.computing.devices import Computed
+from dedloc_kit.training.state.checkpoint import save
 
 TURN_SECONDS = 0.05
 """For which a call is waited for before something else may be due."""

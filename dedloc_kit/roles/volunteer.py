@@ -15,12 +15,15 @@ from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, War
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
-from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
-from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
@@ -28,9 +31,9 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.pipeline.moving import Mover
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.devices import Caller, Devices
-from dedloc_kit.training.microbatch import largest_microbatch
+from dedloc_kit.training.computing.devices import Caller, Devices
+from dedloc_kit.training.computing.microbatch import largest_microbatch
+from dedloc_kit.training.state.checkpoint import save
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""

@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, RunConfig, Section, SwarmConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.section import Section
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dedloc_kit.records import Address, Base64, Count, Digest, PeerText, Record, RunId, Time
+from dedloc_kit.records.record import Address, Base64, Count, Digest, PeerText, Record, RunId, Time
 from dedloc_kit.serving.config import Sha256, WeightFormat
 
 MAX_LAYERS = 1024

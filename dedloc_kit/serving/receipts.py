@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records import Count, Digest, PeerId, Record, RunId, Time
+from dedloc_kit.records.record import Count, Digest, PeerId, Record, RunId, Time
 
 MAX_RECEIPT_BYTES = 1536
 """With its signature."""

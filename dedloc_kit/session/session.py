@@ -20,8 +20,8 @@ from dedloc_kit.machine.meters import Meters, Reading
 from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import initial_peers
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, parse_peer
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.peer import PeerConfig, parse_peer
 from dedloc_kit.session.snapshot import LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.version import __version__

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dedloc_kit.records import Decay
+from dedloc_kit.records.orders import Decay
 
 Phase = Literal[
     "starting", "loading", "training", "waiting", "restarting", "paused", "leaving", "left", "finished", "failed"

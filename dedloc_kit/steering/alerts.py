@@ -29,7 +29,7 @@ from dedloc_kit.events import (
 from dedloc_kit.grid import named as named_experts
 from dedloc_kit.grid import single, unkept
 from dedloc_kit.pipeline import accused, held_by, named
-from dedloc_kit.records import Record, Time
+from dedloc_kit.records.record import Record, Time
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.steering.settled import Settled
 

@@ -10,9 +10,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
-from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.steering.orders import OrderBook, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 
 _PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
 _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000

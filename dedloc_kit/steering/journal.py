@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 R = TypeVar("R", bound=Record)
 

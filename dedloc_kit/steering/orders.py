@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Announcement, Count, PeerId, PeerText, RateFactor, Reason, Record, Time
+from dedloc_kit.records.orders import Announcement, RateFactor
+from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, Time
 from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe

@@ -14,8 +14,12 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -32,7 +36,7 @@ from dedloc_kit.swarm.transfer.download import head
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.swarm.trust.weight import claims_in, weighing
-from dedloc_kit.training.state import START, Position
+from dedloc_kit.training.state.state import START, Position
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class Checkable(Task, Protocol):
         ...
 
     def read(self, source: Source, shard: Any, warn: Callable[[str], None]) -> Iterator[Any]:
-        """What the task can use of a shard (`data.stream.Reader`)."""
+        """What the task can use of a shard (`data.sources.stream.Reader`)."""
         ...
 
     def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:

@@ -12,11 +12,13 @@ from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.pairs import Arrays, PairBuilder
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.pairs import Arrays, PairBuilder
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation, FillMask
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.records.evaluation import Evaluation, FillMask
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.text.common import (
     TextOptions,

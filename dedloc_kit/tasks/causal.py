@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.packing import Pack
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.mixture import imbalance_of
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import PositiveInt, RunConfig
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt
 from dedloc_kit.tasks import Batch, StageTask, Usage
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap
 from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors

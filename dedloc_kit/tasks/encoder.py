@@ -9,12 +9,14 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from dedloc_kit.data.masking import IGNORED, Masker
-from dedloc_kit.data.packing import Pack
-from dedloc_kit.data.pairs import Arrays
+from dedloc_kit.data.samples.masking import IGNORED, Masker
+from dedloc_kit.data.samples.packing import Pack
+from dedloc_kit.data.samples.pairs import Arrays
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation, FillMask
-from dedloc_kit.run import PositiveInt, RunConfig, seed_of
+from dedloc_kit.records.evaluation import Evaluation, FillMask
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.text.architecture import ENCODERS
 from dedloc_kit.tasks.text.common import evaluating, labels_of, parse_options, tensors

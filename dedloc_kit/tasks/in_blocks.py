@@ -10,13 +10,13 @@ from functools import lru_cache
 
 import torch
 
-from dedloc_kit.data.blocks import PLACES, Block, Blocks
-from dedloc_kit.data.losses import HOPELESS
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.blocks import PLACES, Block, Blocks
+from dedloc_kit.data.sources.losses import HOPELESS
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable
-from dedloc_kit.training.microbatch import MAX_SAMPLES, pieces, samples_in
+from dedloc_kit.training.computing.microbatch import MAX_SAMPLES, pieces, samples_in
 
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""

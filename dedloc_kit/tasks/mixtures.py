@@ -5,8 +5,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
-from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.run import RunConfig, Source, seed_of
+from dedloc_kit.data.sources.stream import Prefetch
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Batch, Checkable, Task, create_task
 from dedloc_kit.tasks.in_blocks import DECAY, InBlocks
 

@@ -20,15 +20,18 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
-from dedloc_kit.data.classes import named, names_of
-from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.pictures.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
 from dedloc_kit.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.classes import named, names_of
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples

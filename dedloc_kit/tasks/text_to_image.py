@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from dedloc_kit.data.pictures.codes import Captioned, read_code_shard
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.picture_model import PictureModel, load_picture_model
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, Source, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.drawing.classifier import SAMPLES as CLASSIFIED
 from dedloc_kit.tasks.drawing.generation import generate

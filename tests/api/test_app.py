@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from dedloc_kit.api.app import MAX_BODY
-from dedloc_kit.blocks.plan import LayerRange
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.plan import LayerRange
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
 from tests.api.serving import BENGALI, CONTEXT, DEADLINE, Api, events, serving
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks import adapted
-from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.adapters import adapted
+from dedloc_kit.blocks.adapters.adapters import Adapter
+from dedloc_kit.blocks.adapters.lora import LoraConfig, TrainableAdapter, new_adapter
 from dedloc_kit.blocks.ends import ends
-from dedloc_kit.blocks.lora import LoraConfig, TrainableAdapter, new_adapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.span import CachedSpan, Span
 

@@ -12,8 +12,8 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, machine_at
-from dedloc_kit.records import INVITATION_FILE, Invitation
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.node import addresses_of
 from tests.invitations import NOBODY, invited

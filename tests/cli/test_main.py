@@ -13,7 +13,7 @@ import pytest
 from dedloc_kit.cli import commands
 from dedloc_kit.cli.main import COMMANDS, FOR_ORGANIZERS, main
 from dedloc_kit.ledger import Contributor, Ledger
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.steering.orders import OrderBook
 from tests.commands import assert_refused, dedloc, launch, run_file
 from tests.invitations import NOBODY, ORGANIZER, invited

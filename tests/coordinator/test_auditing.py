@@ -10,7 +10,8 @@ from typing import cast
 
 from dedloc_kit.coordinator.auditing import MAX_STEPS_AGO, Auditing
 from dedloc_kit.events import AnyEvent, Warned
-from dedloc_kit.records import MAX_REASON, Checks
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.equivocation import Equivocation, EquivocationService

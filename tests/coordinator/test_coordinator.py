@@ -18,7 +18,7 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, recall
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.state.checkpoint import Checkpoints
 from dedloc_kit.worker import coordinator_job
 from tests.geoip import TITLE, write_countries
 from tests.loopback_hub import loopback_hub

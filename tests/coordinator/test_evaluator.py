@@ -10,10 +10,11 @@ import torch
 from dedloc_kit.coordinator.evaluator import Driven, Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
-from dedloc_kit.records import Evaluation, GlobalStep, Receipt
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.steering.divergence import STEPS
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}

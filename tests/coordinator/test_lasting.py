@@ -13,10 +13,13 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
-from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, StateInfo
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.training.checkpoint import Checkpoints, Found, load
-from dedloc_kit.training.ruined import RUINED_FILE
+from dedloc_kit.training.state.checkpoint import Checkpoints, Found, load
+from dedloc_kit.training.state.ruined import RUINED_FILE
 
 RUN = "tiny-0123456789abcdef"
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
-from dedloc_kit.records import Receipt
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.records.steps import Receipt
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names
@@ -22,7 +22,7 @@ from dedloc_kit.swarm.serving.layers.versions import contents
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.blocks import tiny
 from tests.swarm.harness import PlainDHT, a_signer, wait_until
 from tests.swarm.serving.layers.test_versions import offer

@@ -14,12 +14,15 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.machine.logs import Warnings
-from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, STATE_FILE, Contribution, Evaluation, GlobalStep
-from dedloc_kit.run import RunConfig
-from dedloc_kit.training import checkpoint
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.state import STATE_FILE
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.checkpoint import Checkpoints
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

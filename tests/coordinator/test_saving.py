@@ -13,10 +13,10 @@ from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.events import AnyEvent, Evaluated
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import Take
-from dedloc_kit.records import GlobalStep
-from dedloc_kit.training.staged import StagedState
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.training.state.staged import StagedState
 from tests.experts.mixed_states import EXPERT, RUN, TASK, fresh, given_away, hosted, step
-from tests.training import test_staged as staged
+from tests.training.state import test_staged as staged
 
 SECONDS = 60.0
 

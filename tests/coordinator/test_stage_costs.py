@@ -11,7 +11,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run import PeerConfig, PipelineConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import PipelineConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.text.parts import Cut
 from dedloc_kit.tasks.text.stage import DecoderStage

@@ -10,7 +10,7 @@ from torch import nn
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, StartPoint
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Continuing, Renewed
 from tests.tiny import TinyTask, tiny_run
 

@@ -2,7 +2,8 @@
 
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.grid import ExpertHost, ExpertLayer
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import HOSTILE_NAMES, RUN
 
 MIXED: RunConfig = parse_run(

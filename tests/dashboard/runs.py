@@ -6,8 +6,10 @@ from pathlib import Path
 
 from dedloc_kit.events import Joined, PeerSeen
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 RUN: RunConfig = parse_run(
     {

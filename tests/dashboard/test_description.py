@@ -10,7 +10,7 @@ import requests
 
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
-from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.records.invitation import INVITATION_FILE
 from tests.dashboard.runs import RUN, fill
 from tests.invitations import invited
 

@@ -11,7 +11,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Carried, Contribution
+from dedloc_kit.records.steps import Carried, Contribution
 from tests.dashboard.expert_run import HELD, LACKING, MIXED, WHOLE, state
 from tests.dashboard.runs import COORDINATOR, HOSTILE_NAMES, RUN, joined, seen
 from tests.ledgers import a_step, given

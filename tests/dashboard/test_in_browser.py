@@ -18,8 +18,9 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, St
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.records import INVITATION_FILE, Checks
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
 from tests.browser import need_chromium, open_browser, photograph

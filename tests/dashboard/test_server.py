@@ -20,8 +20,12 @@ from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger, StartPoint
-from dedloc_kit.records import Announcement, Contribution, Decay, Evaluation, FillMask, GlobalStep, Invitation, Refusal
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.records.evaluation import Evaluation, FillMask
+from dedloc_kit.records.invitation import Invitation, Refusal
+from dedloc_kit.records.orders import Announcement, Decay
+from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
 from tests.invitations import invited
 

@@ -5,9 +5,9 @@ import pytest
 
 from dedloc_kit.data import docstrings
 from dedloc_kit.data.docstrings import collect_documents, write_corpus
-from dedloc_kit.data.stream import in_order, texts
+from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 PYTEST = str(Path(pytest.__file__).parents[1] / "_pytest")
 

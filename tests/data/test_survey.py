@@ -11,7 +11,7 @@ import pytest
 
 from dedloc_kit.data import survey as module
 from dedloc_kit.data.survey import survey
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 from tests.data.texts import BENGALI, FAULTS, LONG, ODD, all_that_goes_wrong, lines
 from tests.pictures import draw, encoded, write_pictures
 

@@ -15,10 +15,10 @@ from dedloc_kit.evaluation.evaluate import evaluate
 from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import StateInfo
-from dedloc_kit.run import load_run
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.run.loading import load_run
 from dedloc_kit.tasks import create_task
-from dedloc_kit.training import checkpoint
+from dedloc_kit.training.state import checkpoint
 from tests.evaluation.language import write_news
 
 QUICK: dict[str, Any] = {"learning_rate": 0.01, "batch": 8, "epochs": 3, "seeds": 2}

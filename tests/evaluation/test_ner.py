@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.evaluation.dataset import Example
 from dedloc_kit.evaluation.ner import Ner

@@ -11,10 +11,10 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.linear import linear_accuracy
 from dedloc_kit.evaluation.probe import probe, random_makers
 from dedloc_kit.evaluation.settings import ProbeSettings
-from dedloc_kit.records import StateInfo
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Probeable, create_task
-from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.state.checkpoint import save
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures
 from tests.tasks.swav_run import run_of
 

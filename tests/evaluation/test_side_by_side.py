@@ -12,10 +12,10 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.evaluation.settings import LikelihoodSettings
 from dedloc_kit.evaluation.side_by_side import side_by_side
-from dedloc_kit.records import StateInfo
-from dedloc_kit.run import load_run
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.run.loading import load_run
 from dedloc_kit.tasks import create_task
-from dedloc_kit.training import checkpoint
+from dedloc_kit.training.state import checkpoint
 from tests.evaluation.language import KINDS, OTHERS, PEOPLE, PLACES, write, write_causal, write_masked
 from tests.evaluation.test_evaluate import RUN
 

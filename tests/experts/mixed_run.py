@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 WIDTH, HIDDEN = 8, 12
 

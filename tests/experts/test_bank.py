@@ -12,8 +12,8 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Microbatch, counting
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
-from dedloc_kit.run import seed_of
-from dedloc_kit.training.accumulator import MAX_STALENESS
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.plan import LayerRange
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.plan import LayerRange
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.chat import Chat
 from dedloc_kit.inference.network import Lost

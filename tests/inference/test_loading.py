@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.manifest import describe_folder
+from dedloc_kit.blocks.weights.manifest import describe_folder
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.loading import Loaded
 from tests.blocks import tiny

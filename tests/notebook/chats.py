@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.inference.turns import Answerer, ChatSnapshot, Turn
 
 

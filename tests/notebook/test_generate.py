@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import CHAT, PLATFORMS, Platform, Target, chat, notebook, notebooks_for
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServingConfig
 from tests.environments import make_environment, run, small_wheel
 from tests.invitations import NOBODY, ORGANIZER, invited

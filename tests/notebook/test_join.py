@@ -8,7 +8,7 @@ import pytest
 
 import dedloc_kit
 from dedloc_kit.notebook import join
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 
 
 @pytest.mark.parametrize("chosen", [{}, {"drive_only": True}])

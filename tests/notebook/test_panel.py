@@ -8,7 +8,7 @@ import ipywidgets
 import pytest
 
 from dedloc_kit.notebook.panel import Panel
-from dedloc_kit.records import Decay
+from dedloc_kit.records.orders import Decay
 from dedloc_kit.session.snapshot import Snapshot
 from tests.notebook.snapshots import snapshot
 

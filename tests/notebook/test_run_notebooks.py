@@ -14,7 +14,9 @@ from dedloc_kit.client import fetch_people
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import CoordinatorConfig
 from tests.notebooks import execute, of_cells, valid
 from tests.swarm.harness import processes_with, wait_until
 

@@ -13,7 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import GoingOn, Rehearsed
 from dedloc_kit.organizer.check import check_mixture, compare_tokenizers, describe, describe_prediction
 from dedloc_kit.organizer.prediction import Prediction
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 from tests.commands import dedloc
 from tests.tiny import tiny_run
 from tests.tiny_mixed import mixed_run

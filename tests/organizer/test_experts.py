@@ -10,7 +10,7 @@ from dedloc_kit.organizer.check import check
 from dedloc_kit.organizer.experts import ExpertCosts, Hosts, describe_experts, describe_hosts, read_hosts
 from dedloc_kit.organizer.prediction import Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from tests.tiny import tiny_run
 
 MBIT = 1e6 / 8

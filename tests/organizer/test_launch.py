@@ -7,8 +7,8 @@ from dedloc_kit.events import Joined, Peers
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.version import __version__
 from tests.tiny import tiny_run

@@ -10,7 +10,8 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.data.pictures.captioned import PictureSource
 from dedloc_kit.picture_model.settings import load_images
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run import Source, load_run
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.task import Source
 from tests.notebooks import valid
 
 WIKIPEDIA = ("--dataset", "wikimedia/wikipedia:20231101.bn=0.23")

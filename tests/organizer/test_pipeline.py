@@ -16,7 +16,8 @@ from dedloc_kit.organizer.pipeline import (
 )
 from dedloc_kit.organizer.prediction import COLLABORATING, DEVICES, read_volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
-from dedloc_kit.run import PipelineConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import PipelineConfig
 from tests.tiny import tiny_run
 
 TOKENS, WIDTH, ROWS = 4096, 1024, 4

@@ -25,7 +25,7 @@ from dedloc_kit.organizer.prediction import (
     state_bytes,
 )
 from dedloc_kit.organizer.round_time import STAY, Line, round_time
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from tests.tiny import tiny_run
 
 MBIT = 1e6 / 8

@@ -12,7 +12,9 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.organizer import prepare
 from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_demo, prepare_tokenizer, push_tokenizer
-from dedloc_kit.run import RunConfig, Source, load_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.task import Source
 
 RUN = """
 name = "tokenizer-test"

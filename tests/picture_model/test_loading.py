@@ -18,7 +18,7 @@ from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, find, pictures_of
 from dedloc_kit.picture_model.loading import save
-from dedloc_kit.run import parse_run
+from dedloc_kit.run.loading import parse_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
 
 ARCHITECTURE = Architecture(codes=32, scale=4, width=8, code_width=4)

@@ -18,7 +18,7 @@ from dedloc_kit.events import LocalProgress, Peers, StepDone
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.roles import lender
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.data import blocks
-from dedloc_kit.data.shards import Shard, Warn, count_rows
+from dedloc_kit.data.sources import blocks
+from dedloc_kit.data.sources.shards import Shard, Warn, count_rows
 from dedloc_kit.data.survey import ROWS
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
 from tests.tasks.text_to_image_run import TINY, run_of, write_codes

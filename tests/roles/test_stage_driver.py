@@ -10,7 +10,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, State, Warned
-from dedloc_kit.records import StageOffer
+from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.roles import minding
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin

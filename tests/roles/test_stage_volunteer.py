@@ -15,14 +15,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.blocks.stages import Move
+from dedloc_kit.blocks.plans.stages import Move
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.survey import Machine
-from dedloc_kit.records import StageMove
+from dedloc_kit.records.stages import StageMove
 from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.pipeline.client import AGAIN_SECONDS, SILENT_SECONDS
 from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember

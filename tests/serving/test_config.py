@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import (
     ModelVersion,
     parse_server,

@@ -19,7 +19,7 @@ from dedloc_kit.events import (
     StepDone,
     Warned,
 )
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering import alerts
 from dedloc_kit.steering.alerts import Alert, Alerts, raised_alerts
 from dedloc_kit.steering.settled import SETTLED_SECONDS

@@ -12,11 +12,12 @@ from dedloc_kit.events import Announced, Left, PeerSeen, State
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.memory import SwarmMemory, remember
-from dedloc_kit.records import INVITATION_FILE, GlobalStep, Invitation
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts
 from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, rewind
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
 from tests import commands
 from tests.invitations import invited

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.records import Announcement
+from dedloc_kit.records.orders import Announcement
 from dedloc_kit.steering.journal import Journal
 
 

@@ -24,8 +24,11 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Invitation, Notice, Progress
-from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
+from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.orders import Notice
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node

@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedloc_kit.events import Left, Warned
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from tests.swarm.harness import Peer, Swarm, difference
 from tests.swarm.plain_loop import plain_loop
 from tests.text_runs import write_text

@@ -8,7 +8,8 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.events import Joined, Left, LocalProgress, StepDone, Warned
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from tests.swarm.harness import (
     DEADLINE,

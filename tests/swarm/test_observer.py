@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm import observer
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import encode

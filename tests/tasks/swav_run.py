@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 TINY: dict[str, Any] = {
     "picture_size": 16,

@@ -10,11 +10,12 @@ from pyarrow import parquet
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
-from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import FillMask
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.records.evaluation import FillMask
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.albert import Albert
 from dedloc_kit.training.optimizers.lamb import Lamb
@@ -225,7 +226,7 @@ def test_an_unknown_task_names_those_there_are(folder: Path, name: str, hint: st
 
 def test_the_recipe_of_the_demo_is_valid() -> None:
     from dedloc_kit.resources import recipe
-    from dedloc_kit.run import load_run
+    from dedloc_kit.run.loading import load_run
     from dedloc_kit.tasks.albert import albert_options
 
     options = albert_options(load_run(recipe("albert-demo") / "run.toml"))

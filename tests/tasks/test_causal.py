@@ -10,12 +10,12 @@ import torch
 from pyarrow import parquet
 from torch.nn import functional
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.packing import Pack
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.organizer.pretokenize import prepare_shards
-from dedloc_kit.records import Continuation
-from dedloc_kit.run import Source
+from dedloc_kit.records.evaluation import Continuation
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
 from tests.text_runs import text_run, write_text

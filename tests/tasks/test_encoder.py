@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dedloc_kit.data.masking import IGNORED, word_starts
+from dedloc_kit.data.samples.masking import IGNORED, word_starts
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import FillMask
+from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.encoder import Encoder
 from tests.text_runs import WORDS, text_run, write_text

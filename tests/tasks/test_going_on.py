@@ -10,7 +10,8 @@ from pyarrow import parquet
 
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant

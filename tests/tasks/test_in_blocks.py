@@ -11,12 +11,12 @@ import torch
 from pyarrow import parquet
 from torch import nn
 
-from dedloc_kit.data import blocks
+from dedloc_kit.data.sources import blocks
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.tasks import Batch, Checkable, create_task, why_unchecked
 from dedloc_kit.tasks.in_blocks import ORIGIN, InBlocks, Origin, origin_of
-from dedloc_kit.training.microbatch import pieces, samples_in
+from dedloc_kit.training.computing.microbatch import pieces, samples_in
 from tests import tiny
 from tests.pictures import striped
 from tests.tasks import swav_run, text_to_image_run

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, origin_of
 from dedloc_kit.tasks.mixtures import Mixtures, in_blocks, of_decay

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.pictures.images import decode
+from dedloc_kit.data.sources.losses import Loss
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Neighbours
+from dedloc_kit.records.evaluation import Neighbours
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.features.assignments import sinkhorn
 from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples

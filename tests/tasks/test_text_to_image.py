@@ -16,7 +16,7 @@ import torch
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing import classifier
 from dedloc_kit.tasks.drawing.draw import Drawer

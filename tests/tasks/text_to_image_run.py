@@ -11,7 +11,8 @@ from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, write_code_s
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.picture_model.loading import save
-from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import parse_run
 
 WORDS = ("a", "the", "red", "green", "blue", "dark")
 COLOURS = {"red": 1, "green": 2, "blue": 3, "dark": 4}

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.records import Decay, Receipt
-from dedloc_kit.training import checkpoint
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
-from dedloc_kit.training.state import DECAY_START, DECAY_STEPS, TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.state import DECAY_START, DECAY_STEPS, TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 STEADY: dict[str, Any] = {

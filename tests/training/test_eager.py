@@ -3,7 +3,7 @@ from tests.fork_server import said_by
 CODE = """
 import sys
 import torch
-from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.computing.compute import Compute
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lars import Lars
 from dedloc_kit.training.optimizers.outer import NesterovSGD

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.records import Receipt
-from dedloc_kit.training import checkpoint
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.records.steps import Receipt
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import RATE, REWOUND, Replica, TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.state import RATE, REWOUND, Replica, TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000})

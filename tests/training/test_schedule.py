@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dedloc_kit.records import Decay
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.schedule import learning_rate
 
 CONFIG = OptimizerConfig(learning_rate=0.1, warmup_steps=4, total_steps=14)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from dedloc_kit.cli.options import Commands, add_device, positive, run_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
-from dedloc_kit.run import Section
+from dedloc_kit.run.section import Section
 from dedloc_kit.validation import describe
 
 SectionKind = TypeVar("SectionKind", bound=Section)

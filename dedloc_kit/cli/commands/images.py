@@ -4,7 +4,7 @@ import argparse
 
 from dedloc_kit.cli.options import Commands, add_device, add_run
 from dedloc_kit.display.console import Console
-from dedloc_kit.run import load_run
+from dedloc_kit.run.loading import load_run
 
 
 def add(commands: Commands) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository, run_of, url
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import parse_coordinator
+from dedloc_kit.run.peer import parse_coordinator
 
 
 def add(commands: Commands) -> None:

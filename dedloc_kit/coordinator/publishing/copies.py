@@ -9,7 +9,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, ledger_copy
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import replace, restore
-from dedloc_kit.records import MAX_LEDGER_BYTES
+from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 
 
 class Copies:

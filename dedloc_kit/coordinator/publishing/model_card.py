@@ -13,8 +13,10 @@ from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.hub import described, public_name
 from dedloc_kit.ledger import Contributor, EvaluationPoint
-from dedloc_kit.records import STATE_FILE, GlobalStep
-from dedloc_kit.run import RunConfig, Source
+from dedloc_kit.records.state import STATE_FILE
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import Source
 from dedloc_kit.tasks import Usage
 
 LISTED = 200

@@ -20,12 +20,15 @@ from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import write_copy
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import STATE_FILE, StateInfo
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Exportable, Task
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.staged import StagedState
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.checkpoint import save
+from dedloc_kit.training.state.staged import StagedState
+from dedloc_kit.training.state.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""

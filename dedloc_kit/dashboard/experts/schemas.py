@@ -4,7 +4,7 @@ from dedloc_kit.dashboard.schemas import Answer
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.grid import ExpertLayer as Seen
 from dedloc_kit.grid import most_over_mean
-from dedloc_kit.run import ExpertsConfig
+from dedloc_kit.run.parts import ExpertsConfig
 
 
 class ExpertHost(Answer):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, Person, UnreadyLedger
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records.steps import GlobalStep
 
 PACE_STEPS = 20
 """The usual time of a global step is that of so many."""

@@ -34,8 +34,11 @@ from dedloc_kit.events import (
 )
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
-from dedloc_kit.records import Checks, Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.contributors import Standing
+from dedloc_kit.records.evaluation import Drawing, Neighbours, Picture
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.steps import GlobalStep, LeftOut
+from dedloc_kit.run.config import RunConfig
 
 SILENCE_SECONDS = 60.0
 """A coordinator that has joined and then says nothing for so long is taken for lost."""

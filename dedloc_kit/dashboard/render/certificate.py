@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from dedloc_kit.display.human import count, duration, share, size
-from dedloc_kit.run import seed_of
+from dedloc_kit.run.seeds import seed_of
 
 WIDTH, HEIGHT = 297.0, 210.0
 """Millimetres: A4, lying."""

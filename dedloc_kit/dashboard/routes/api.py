@@ -12,8 +12,9 @@ from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.http.openapi import UNCHANGED
 from dedloc_kit.dashboard.live.view import MAX_PEERS, RunView
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline
-from dedloc_kit.records import PeerId, Standing
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.contributors import Standing
+from dedloc_kit.records.record import PeerId
+from dedloc_kit.run.config import RunConfig
 
 Step = Annotated[int, Query(ge=0, le=2**53)]
 Search = Annotated[str, Query(max_length=64)]

@@ -12,8 +12,8 @@ from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.routes.pictures import SVG
 from dedloc_kit.display.human import visible
-from dedloc_kit.records import PeerId
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.record import PeerId
+from dedloc_kit.run.config import RunConfig
 
 _SECONDS = 60
 

@@ -13,7 +13,8 @@ from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.schemas import json_answer
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation, PeerId, Refusal
+from dedloc_kit.records.invitation import Invitation, Refusal
+from dedloc_kit.records.record import PeerId
 
 Made = TypeVar("Made")
 

@@ -13,7 +13,7 @@ from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.pipeline.metrics import pipeline_metrics
 from dedloc_kit.dashboard.schemas import Rounds, RunState
-from dedloc_kit.records import Checks
+from dedloc_kit.records.orders import Checks
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

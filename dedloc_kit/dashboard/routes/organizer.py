@@ -17,12 +17,13 @@ from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.records import Announcement, AnnouncementText, PeerId
+from dedloc_kit.records.orders import Announcement, AnnouncementText
+from dedloc_kit.records.record import PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
 from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
 from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
 _MAX_SHOWN = 100
@@ -253,7 +254,7 @@ def _away(folder: Path, kicked: Sequence[Kicked]) -> list[Away]:
 
 
 def kept_checkpoints(folder: Path) -> list[KeptCheckpoint]:
-    """The checkpoints in a run's folder (see training.checkpoint), newest first. Raises UserError if its ledger cannot
+    """The checkpoints in a run's folder (see training.state), newest first. Raises UserError if its ledger cannot
     be read."""
     checkpoints = folder / "checkpoints"
     try:

@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.schemas import RunState
-from dedloc_kit.records import PeerId
+from dedloc_kit.records.record import PeerId
 
 _STATIC = Path(__file__).parents[1] / "static"
 

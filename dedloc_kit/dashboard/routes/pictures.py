@@ -20,7 +20,7 @@ from dedloc_kit.dashboard.render.badge import badge
 from dedloc_kit.dashboard.render.card import card
 from dedloc_kit.dashboard.schemas import Message, RunState
 from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
-from dedloc_kit.records import Picture, PictureDigest
+from dedloc_kit.records.evaluation import Picture, PictureDigest
 
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300
 """How old a picture may be, here and in caches."""

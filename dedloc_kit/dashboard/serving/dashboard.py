@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.serving.metrics import ServingCollector
 from dedloc_kit.dashboard.serving.schemas import ServingState
 from dedloc_kit.dashboard.serving.view import ServingView
 from dedloc_kit.events import AnyEvent
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServingConfig
 
 _FACTS_SECONDS = 1.0

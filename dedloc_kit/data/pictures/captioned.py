@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dedloc_kit.data.classes import named, names_of
-from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.pictures.codes import MAX_LABEL
 from dedloc_kit.data.pictures.images import Encoded, file_of, no_picture, sides
-from dedloc_kit.data.shards import Shard, Warn, read_rows
-from dedloc_kit.data.stream import Reader
-from dedloc_kit.run import Section, Source, seed_of
+from dedloc_kit.data.sources.classes import named, names_of
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn, read_rows
+from dedloc_kit.data.sources.stream import Reader
+from dedloc_kit.run.section import Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
 
 MIN_SIDE = 8
 """Pixels; a smaller picture shows nothing that could be learned."""

@@ -12,11 +12,11 @@ import pyarrow
 from pyarrow import parquet
 from pydantic import Field, model_validator
 
-from dedloc_kit.data.formats import Unusable
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.token_shards import VOCABULARY, flat, lists, tables
-from dedloc_kit.data.tokens import Ids, ids_dtype
-from dedloc_kit.run import Section
+from dedloc_kit.data.sources.formats import Unusable
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.text.token_shards import VOCABULARY, flat, lists, tables
+from dedloc_kit.data.text.tokens import Ids, ids_dtype
+from dedloc_kit.run.section import Section
 
 CAPTION, CODES, LABEL = "caption", "codes", "label"
 """The columns: a list of token ids, a list of codes row by row, and the name of the class."""

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.data.formats import BadRow
-from dedloc_kit.data.losses import Unproven
-from dedloc_kit.data.shards import Shard, Warn, one_line, read_rows
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.losses import Unproven
+from dedloc_kit.data.sources.shards import Shard, Warn, one_line, read_rows
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 
 Pixels = NDArray[np.uint8]
 Label: TypeAlias = int | str | None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from dedloc_kit.data.tokens import hash_of_tokens
+from dedloc_kit.data.text.tokens import hash_of_tokens
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 

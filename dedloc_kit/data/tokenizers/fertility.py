@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import in_order, texts
-from dedloc_kit.data.tokens import whole_backend
-from dedloc_kit.run import Source
+from dedloc_kit.data.sources.shards import Warn
+from dedloc_kit.data.sources.stream import in_order, texts
+from dedloc_kit.data.text.tokens import whole_backend
+from dedloc_kit.run.task import Source
 
 _CHARACTERS, _EXCERPT = 2_000_000, 20_000
 _AT_ONCE = 64

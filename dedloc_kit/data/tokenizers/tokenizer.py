@@ -14,7 +14,7 @@ from dedloc_kit.data.tokenizers.special_tokens import CAUSAL, END_OF_TEXT, UNK, 
 from dedloc_kit.data.tokenizers.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import repository_and_revision
-from dedloc_kit.run import TaskConfig
+from dedloc_kit.run.task import TaskConfig
 
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
 """`unigram`: sahajBERT's, lower-case, for masked tasks. `bpe`, byte pair encoding over bytes, and `unigram-bytes`,

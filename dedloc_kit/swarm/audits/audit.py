@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor, isfinite
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Prove, Recompute

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dedloc_kit.access.minutes import PerMinute
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, opened
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService, Stream, encode

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.trust.pledge import pieces
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 
 _log = logging.getLogger(__name__)
 

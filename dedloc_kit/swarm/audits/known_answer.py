@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.audit import apart
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed
@@ -26,8 +26,8 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
 from dedloc_kit.swarm.trust.pledge import Work, pieces
-from dedloc_kit.training.recomputing import Again
-from dedloc_kit.training.sketch import differ, sketch
+from dedloc_kit.training.computing.recomputing import Again
+from dedloc_kit.training.state.sketch import differ, sketch
 
 SAMPLES = 4
 """Of the microbatch, where the run does not say how many belong together."""

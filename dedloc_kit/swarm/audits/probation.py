@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from dedloc_kit.records import Base64, Record
+from dedloc_kit.records.record import Base64, Record
 from dedloc_kit.swarm.network.service import Endpoint, RecordService
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.weight import MAX_KNOWN, MORE, Weigh, claims_in

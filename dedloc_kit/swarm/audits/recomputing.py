@@ -4,9 +4,10 @@ import logging
 from contextlib import suppress
 from functools import lru_cache
 
-from dedloc_kit.data.blocks import Unread
+from dedloc_kit.data.sources.blocks import Unread
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
@@ -14,8 +15,8 @@ from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
 from dedloc_kit.tasks.mixtures import in_blocks, of_decay
+from dedloc_kit.training.computing.recomputing import Again, Wanted
 from dedloc_kit.training.flat import CHUNK
-from dedloc_kit.training.recomputing import Again, Wanted
 
 _AUTHORS = 2
 """Of whose data so much is kept open: where it lies, and how many rows its files have."""

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.steering.evidence import new_file
 
 MAX_EVIDENCE_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.records import Absence, Carried
+from dedloc_kit.records.steps import Absence, Carried
 from dedloc_kit.swarm.averaging.agreement.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes

@@ -3,7 +3,7 @@
 import itertools
 from concurrent.futures import Future
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult

@@ -5,7 +5,7 @@ from typing import Literal
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Absence, Carried, Contribution
+from dedloc_kit.records.steps import Absence, Carried, Contribution
 
 
 @dataclass(frozen=True)

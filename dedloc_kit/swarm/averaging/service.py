@@ -20,8 +20,9 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
 
-from dedloc_kit.records import Contribution, Digest, Record
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.record import Digest, Record
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
 from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Votes

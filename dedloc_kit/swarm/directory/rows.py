@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, cell_of, cells_of, share_of
 
 MAX_GROUP = 64

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.following import Following
 from dedloc_kit.swarm.directory.summaries import Summaries

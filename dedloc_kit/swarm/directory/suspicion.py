@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from dedloc_kit.records import Notice, Progress, RowSummary
+from dedloc_kit.records.orders import Notice
+from dedloc_kit.records.progress import Progress, RowSummary
 
 MAX_SUSPICION = 600.0
 FORGIVEN = 2

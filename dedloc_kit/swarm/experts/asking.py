@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, Ticket, current_microbatch
 from dedloc_kit.experts.usual import Usual
-from dedloc_kit.records import MAX_CONFIRMED
+from dedloc_kit.records.steps import MAX_CONFIRMED
 from dedloc_kit.swarm.experts.checking import Checks, Compared
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.hosts import Host, Hosts

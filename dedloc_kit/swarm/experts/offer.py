@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.records import LayerCells
+from dedloc_kit.records.experts import LayerCells
 
 Grid = tuple[int, int]
 

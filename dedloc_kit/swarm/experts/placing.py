@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.records import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, NOBODY, Assigned, HostOffer
+from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, NOBODY, Assigned, HostOffer
 
 FASTER = 4.0
 """So many times as many experts, and no more, a host keeps for its line, and so many times fewer: the median is 1. Its

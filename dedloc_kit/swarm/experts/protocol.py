@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from dedloc_kit.records import Count, Record, Seconds
+from dedloc_kit.records.record import Count, Record, Seconds
 from dedloc_kit.swarm.network.service import Stream, decode
 from dedloc_kit.swarm.remote.judging import Refused
 from dedloc_kit.swarm.remote.tensors import Exponent

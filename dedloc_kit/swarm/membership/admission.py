@@ -20,8 +20,8 @@ from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.access.office import Office, check_secret
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
-from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer

@@ -15,7 +15,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.access.denials import explained
 from dedloc_kit.access.office import Office
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import Notice, shortened
+from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.membership.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted

@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, number_of, own_address
 from dedloc_kit.machine.dials import Dials
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity, Signer

@@ -17,7 +17,9 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.machine.dialling import any_host_responds, first_bytes, host_and_port, in_own_loop
 from dedloc_kit.machine.dials import Dials
-from dedloc_kit.records import HostOffer, Progress, RowSummary, StageOffer
+from dedloc_kit.records.experts import HostOffer
+from dedloc_kit.records.progress import Progress, RowSummary
+from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.node import Node

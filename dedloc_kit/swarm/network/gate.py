@@ -26,7 +26,8 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.machine.dialling import host_and_port
-from dedloc_kit.records import Notice, Reached, Token
+from dedloc_kit.records.admission import Reached, Token
+from dedloc_kit.records.orders import Notice
 from dedloc_kit.swarm.network.bounds import BinaryHandler, BoundedP2P
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.names import Names

@@ -23,7 +23,7 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import peer_id
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 R = TypeVar("R", bound=Record)
 

@@ -25,7 +25,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.records import Progress, RowSummary
+from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.identity import MAX_OWNER_BYTES, Signer, author, parted, verified
 from dedloc_kit.swarm.network.kinds import (

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from dedloc_kit.records import MAX_ROWS, Contribution, HostOffer, Notice, Progress, RowSummary, StageOffer
+from dedloc_kit.records.experts import HostOffer
+from dedloc_kit.records.orders import Notice
+from dedloc_kit.records.progress import MAX_ROWS, Progress, RowSummary
+from dedloc_kit.records.stages import StageOffer
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import Release, Serving
 from dedloc_kit.swarm.network.names import Names
 

@@ -24,7 +24,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
 from dedloc_kit.machine.dialling import first_bytes
-from dedloc_kit.records import Base64, Record
+from dedloc_kit.records.record import Base64, Record
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
 

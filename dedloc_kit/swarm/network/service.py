@@ -19,7 +19,7 @@ from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerI
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.network.bounds import BoundedP2P, Capped
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.unpacking import unpack

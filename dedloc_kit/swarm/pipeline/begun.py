@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records.stages import Begun, StageOffer
 
 GONE_SECONDS = 2.0
 """A driver whose line has broken is back by then, or gone."""

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 
 from torch import Tensor
 
-from dedloc_kit.blocks.hops import Hop, Measured, after
-from dedloc_kit.records import Begun
+from dedloc_kit.blocks.plans.hops import Hop, Measured, after
+from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.pipeline.protocol import (
     Answer,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
 from dedloc_kit.swarm.remote.judging import Refusal
-from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.computing.device import half_precision
 
 WEIGHT = 0.1
 """Of the newest in the average time of a call."""

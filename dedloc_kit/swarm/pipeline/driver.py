@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.checking import Checks

@@ -1,4 +1,4 @@
-"""When a stage peer goes over to another stage, by what all say that they hold; see `blocks.stages` for the plan."""
+"""When a stage peer goes over to another stage, by what all say that they hold; see `blocks.plans.stages` for it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -8,9 +8,10 @@ from typing import Annotated, Protocol
 from hivemind.utils import get_dht_time
 from pydantic import BaseModel, Field
 
-from dedloc_kit.blocks.stages import Move, Stage, StagePeer, bare, intend, may_begin
-from dedloc_kit.records import Digest, StageOffer
-from dedloc_kit.records import Stage as StageNumber
+from dedloc_kit.blocks.plans.stages import Move, Stage, StagePeer, bare, intend, may_begin
+from dedloc_kit.records.record import Digest
+from dedloc_kit.records.stages import Stage as StageNumber
+from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.swarm.pipeline.placing import stage_peers
 
 STATE_BYTES = 12

@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks import hops
-from dedloc_kit.records import MAX_ACCUSED, Begun, StageOffer
+from dedloc_kit.blocks.plans import hops
+from dedloc_kit.records.record import MAX_ACCUSED
+from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.pipeline.client import CallFailed, PeerGone, StageClient
 from dedloc_kit.swarm.pipeline.holding import astray

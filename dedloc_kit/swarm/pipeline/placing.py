@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
-from dedloc_kit.records import StageOffer
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.blocks.plans.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
+from dedloc_kit.records.stages import StageOffer
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES

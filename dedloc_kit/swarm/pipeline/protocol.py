@@ -16,7 +16,8 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from dedloc_kit.records import Begun, Count, Digest, Record, Seconds, Stage
+from dedloc_kit.records.record import Count, Digest, Record, Seconds
+from dedloc_kit.records.stages import Begun, Stage
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode, encode
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.remote.judging import Refused

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hivemind.p2p import PeerID
 
-from dedloc_kit.records import PeerId, Record
+from dedloc_kit.records.record import PeerId, Record
 from dedloc_kit.swarm.network.bounds import AtATime
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.service import SEND_SECONDS, Endpoint, Service, Stream

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records import Digest, PeerId, Record, RunId
+from dedloc_kit.records.record import Digest, PeerId, Record, RunId
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import decode, encode

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import MAX_REASON, Count, Reason, Record
+from dedloc_kit.records.record import MAX_REASON, Count, Reason, Record
 from dedloc_kit.swarm.audits.projections import TOLERANCE
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.bounds import TooMuch

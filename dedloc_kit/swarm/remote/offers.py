@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import HostOffer, StageOffer
+from dedloc_kit.records.experts import HostOffer
+from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.twin import Twin

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.network.service import SEND_SECONDS, Stream, encode
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES

@@ -8,7 +8,7 @@ from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 
 
 class OtherRows:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, LeftOut, Progress
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import MAX_LOSS, Contribution, LeftOut
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest, Member
@@ -25,8 +27,8 @@ from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from dedloc_kit.swarm.trust.weight import Counting, claims_in, in_rows
-from dedloc_kit.training.accumulator import Accumulator
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.gradients.accumulator import Accumulator
+from dedloc_kit.training.state.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""

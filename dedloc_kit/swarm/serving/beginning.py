@@ -9,11 +9,12 @@ from pydantic import Field
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import with_tensors
-from dedloc_kit.records import INVITATION_FILE, Invitation, Record
-from dedloc_kit.run import AccessConfig
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.records.record import Record
+from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
 from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.checkpoint import find
+from dedloc_kit.training.state.checkpoint import find
 
 
 class Beginning(Record):

@@ -15,8 +15,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from dedloc_kit.blocks.past import MAX_ROWS, Past
-from dedloc_kit.blocks.plan import MAX_LAYERS
-from dedloc_kit.records import Digest, PeerId, Reason, Record
+from dedloc_kit.blocks.plans.plan import MAX_LAYERS
+from dedloc_kit.records.record import Digest, PeerId, Reason, Record
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode
 from dedloc_kit.swarm.remote.tensors import Form
 

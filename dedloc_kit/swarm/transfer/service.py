@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, decode
 from dedloc_kit.swarm.transfer.contents import (

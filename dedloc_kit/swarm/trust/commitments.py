@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 
 MAX_CONTENTS = 2**16
 """In one commitment: 64 parts of vectors that are larger than any that was trained, or the microbatches of a round."""

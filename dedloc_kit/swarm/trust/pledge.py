@@ -15,8 +15,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from dedloc_kit.records import Base64, Contribution, Count, Digest
-from dedloc_kit.run import TrustConfig
+from dedloc_kit.records.record import Base64, Count, Digest
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Commitment, Hash, Opening
 from dedloc_kit.training.flat import CHUNK
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records import Contribution, PeerId, Record, RunId
+from dedloc_kit.records.record import PeerId, Record, RunId
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged
 

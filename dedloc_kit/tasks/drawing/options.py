@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from dedloc_kit.data.pictures.codes import MAX_CAPTION, PictureCodes
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.tokenizers.tokenizer import Tokenization
-from dedloc_kit.run import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.tasks.drawing.generation import Drawn
 from dedloc_kit.tasks.drawing.places import Attention
 from dedloc_kit.tasks.drawing.transformer import Shape

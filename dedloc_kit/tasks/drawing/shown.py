@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from dedloc_kit.records import Drawing, Picture
+from dedloc_kit.records.evaluation import Drawing, Picture
 from dedloc_kit.tasks.drawing.generation import Drawn, generate
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.features.neighbours import small_picture

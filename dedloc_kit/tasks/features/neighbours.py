@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dedloc_kit.records import MAX_PICTURE_SIDE, Neighbour, Neighbours, Picture
+from dedloc_kit.records.evaluation import MAX_PICTURE_SIDE, Neighbour, Neighbours, Picture
 
 _TEMPERATURE = 0.07
 _AT_ONCE = 1024

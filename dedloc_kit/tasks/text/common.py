@@ -15,16 +15,19 @@ from pydantic import Field, ValidationError
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from dedloc_kit.data.formats import BadRow
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture, texts
-from dedloc_kit.data.token_shards import read_token_shard
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.sources.formats import BadRow
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import in_order, mixture, texts
+from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.data.text.token_shards import read_token_shard
+from dedloc_kit.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer
-from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import SEQUENCE_LENGTH, PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import SEQUENCE_LENGTH, Source
 from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dedloc_kit.data.tokens import Document
-from dedloc_kit.records import Continuation
-from dedloc_kit.run import seed_of
+from dedloc_kit.data.text.tokens import Document
+from dedloc_kit.records.evaluation import Continuation
+from dedloc_kit.run.seeds import seed_of
 
 _SAMPLES = 5
 _BEGINNING, _FURTHER = 16, 40

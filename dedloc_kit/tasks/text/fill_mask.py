@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dedloc_kit.data.masking import IGNORED, word_starts
-from dedloc_kit.data.pairs import Arrays
-from dedloc_kit.records import FillMask
+from dedloc_kit.data.samples.masking import IGNORED, word_starts
+from dedloc_kit.data.samples.pairs import Arrays
+from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.tasks import Usage
 
 SAMPLES = 5

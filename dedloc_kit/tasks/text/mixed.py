@@ -10,7 +10,8 @@ from dedloc_kit.blocks.architecture import Layout
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Ticket
 from dedloc_kit.experts.mixture import Mixture, connect
-from dedloc_kit.run import ExpertsConfig, seed_of
+from dedloc_kit.run.parts import ExpertsConfig
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks.text.architecture import Family
 
 _FEED_FORWARD = "mlp"

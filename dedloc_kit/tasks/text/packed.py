@@ -9,12 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
-from dedloc_kit.data.packing import Pack, Packer
+from dedloc_kit.data.samples.packing import Pack, Packer
+from dedloc_kit.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig, TaskConfig, seed_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import TaskConfig
 from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.text.architecture import Family
 from dedloc_kit.tasks.text.common import TextOptions, TextTask, seeded_weights

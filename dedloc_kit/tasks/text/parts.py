@@ -16,7 +16,7 @@ from dedloc_kit.blocks.architecture import Layout, cut, skeleton
 from dedloc_kit.blocks.ends import FINAL_NORMS
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import seed_of
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks.text.architecture import check_packed, check_scores, scores_of, softcap, tried
 
 

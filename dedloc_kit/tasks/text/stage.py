@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.blocks.architecture import Layout, skeleton
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.text.parts import Cut
 

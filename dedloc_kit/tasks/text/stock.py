@@ -18,7 +18,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.run import ExpertsConfig
+from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.tasks.text.architecture import DECODERS, check_scores, tried
 from dedloc_kit.training.flat import Room, zeros_like, zeros_on_disk
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dedloc_kit.data.text.tokens import whole_backend
 from dedloc_kit.data.tokenizers.special_tokens import counterparts
 from dedloc_kit.data.tokenizers.spelling import spellings
-from dedloc_kit.data.tokens import whole_backend
 from dedloc_kit.errors import UserError
 
 _DIFFERENT = "task.start has another shape than the run's model ('{name}' differs); take it from there: leave out what \

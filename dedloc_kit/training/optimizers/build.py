@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.optimizers.adamw import AdamW
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit

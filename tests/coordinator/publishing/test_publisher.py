@@ -19,12 +19,16 @@ from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import ledger_copy, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
-from dedloc_kit.run import CoordinatorConfig, RunConfig
+from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.state import STATE_FILE
+from dedloc_kit.records.steps import GlobalStep, Receipt
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.tasks import Usage
-from dedloc_kit.training import checkpoint
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.state import TrainingState
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until

@@ -16,7 +16,8 @@ from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Conviction, Ledger
-from dedloc_kit.records import AbsentRow, Announcement, Carried, Checks, Contribution, GlobalStep, LeftOut
+from dedloc_kit.records.orders import Announcement, Checks
+from dedloc_kit.records.steps import AbsentRow, Carried, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04

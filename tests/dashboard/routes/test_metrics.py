@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers
 from dedloc_kit.ledger import Conviction, Ledger
-from dedloc_kit.records import Checks, GlobalStep, LeftOut
+from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.steps import GlobalStep, LeftOut
 from dedloc_kit.resources import shipped
 from tests.dashboard.runs import BEGAN, RUN, fill
 

@@ -18,11 +18,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
-from dedloc_kit.records import Evaluation, GlobalStep
-from dedloc_kit.run import parse_run
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
-from dedloc_kit.training.ruined import Ruined
+from dedloc_kit.training.state.ruined import Ruined
 from tests.invitations import invited
 
 DEADLINE = 20.0

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from dedloc_kit.data.pictures.captioned import CaptionedFile, PictureSource, Wanted, captioned
 from dedloc_kit.data.pictures.images import Pixels, each_decoded
-from dedloc_kit.data.stream import in_order
+from dedloc_kit.data.sources.stream import in_order
 from dedloc_kit.errors import UserError
 from tests.pictures import draw, encoded
 

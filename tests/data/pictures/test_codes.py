@@ -10,11 +10,11 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from dedloc_kit.data.formats import Unusable
 from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, read_code_shard, write_code_shards
-from dedloc_kit.data.shards import Shard
-from dedloc_kit.data.token_shards import write_token_shards
-from dedloc_kit.data.tokens import Document
+from dedloc_kit.data.sources.formats import Unusable
+from dedloc_kit.data.sources.shards import Shard
+from dedloc_kit.data.text.token_shards import write_token_shards
+from dedloc_kit.data.text.tokens import Document
 
 VOCABULARY = 700
 PICTURES = PictureCodes(model="me/pictures@abc", codes=256, side=8, size=32, sha256="a" * 64)
@@ -121,7 +121,7 @@ def test_reading_needs_no_picture_model_and_no_pillow(tmp_path: Path) -> None:
     code = f"""
 import json, sys
 from dedloc_kit.data.pictures.codes import PictureCodes, read_code_shard
-from dedloc_kit.data.shards import Shard
+from dedloc_kit.data.sources.shards import Shard
 pictures = PictureCodes.model_validate_json({PICTURES.model_dump_json()!r})
 shard = Shard({str(tmp_path / "train-00000.parquet")!r}, "parquet")
 found = list(read_code_shard(shard, pictures, "v", {VOCABULARY}, print))

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
-from dedloc_kit.data.shards import Shard, find_shards
-from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.data.sources.losses import Loss
+from dedloc_kit.data.sources.shards import Shard, find_shards
+from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import Source
+from dedloc_kit.run.task import Source
 from tests.pictures import draw, encoded, striped, write_pictures
 
 RED = Image.new("RGB", (40, 30), (250, 10, 10))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.data.text.tokens import vocabulary_hash
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.data.tokens import vocabulary_hash
 from dedloc_kit.errors import UserError
 
 TEXTS = ["a red dragon", "two blue swords, and a shield"] * 20

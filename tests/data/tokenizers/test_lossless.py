@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedloc_kit.data.text.tokens import DocumentTokenizer
 from dedloc_kit.data.tokenizers.lossless import BYTES, MAX_LETTERS
 from dedloc_kit.data.tokenizers.special_tokens import CAUSAL, MASKED, require
 from dedloc_kit.data.tokenizers.tokenizer import (
@@ -19,9 +20,8 @@ from dedloc_kit.data.tokenizers.tokenizer import (
     train_tokenizer,
     training_text,
 )
-from dedloc_kit.data.tokens import DocumentTokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import TaskConfig
+from dedloc_kit.run.task import TaskConfig
 from tests.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
 KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "encoder")]

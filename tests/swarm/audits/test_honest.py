@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Contribution, Receipt
-from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
+from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
@@ -34,13 +37,13 @@ from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.weight import claimed
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training import devices
-from dedloc_kit.training.accumulator import MAX_STALENESS
-from dedloc_kit.training.devices import Caller, Devices
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.computing import devices
+from dedloc_kit.training.computing.devices import Caller, Devices
+from dedloc_kit.training.computing.recomputing import on_cpu
+from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.recomputing import on_cpu
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.text_runs import text_run, write_text
 
 AUDIT_SECONDS = 120.0

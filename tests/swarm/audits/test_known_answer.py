@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits import known_answer
 from dedloc_kit.swarm.audits.known_answer import MOST_EACH, Knowing, KnownAnswers, Trial, known_question
 from dedloc_kit.swarm.audits.projections import PROJECTIONS
@@ -24,8 +25,8 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, NoAnswer, encode
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.recomputing import Again, Part, Wanted, on_cpu
-from dedloc_kit.training.sketch import NUMBERS
+from dedloc_kit.training.computing.recomputing import Again, Part, Wanted, on_cpu
+from dedloc_kit.training.state.sketch import NUMBERS
 from tests.swarm.audits.test_recomputing import Volunteer
 from tests.swarm.local_network import LocalNetwork
 from tests.text_runs import text_run, write_text

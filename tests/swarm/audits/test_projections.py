@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
     TOLERANCE,
@@ -24,7 +24,7 @@ from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.tasks import Batch, create_task
-from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.computing.compute import Compute
 from dedloc_kit.training.flat import FlatLayout
 from tests.text_runs import MODEL, text_run, write_text
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Contribution
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience

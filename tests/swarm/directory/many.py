@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.directory.summaries import Summaries
@@ -16,7 +16,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.trust import weight
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
 
 STEP, BATCH, SIGNATURE = 300, 100_000, 358

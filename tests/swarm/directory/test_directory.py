@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory import directory
 from dedloc_kit.swarm.directory.directory import MANY, Directory
 from dedloc_kit.swarm.network.kinds import PROGRESS

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.directory.rows import MAX_GROUP, STEPS_LOOKED_AT, Division, divided, rows_for
 from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, EPOCH, cell_of, cells_of
 

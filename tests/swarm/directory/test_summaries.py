@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import RowSummary
+from dedloc_kit.records.progress import RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SECONDS, speakers

@@ -10,8 +10,8 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.records import Progress
-from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.sightings import SILENT_SECONDS, WIDE_LOOK
@@ -19,7 +19,7 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 

@@ -10,7 +10,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.events import Failed, Joined, Left, State, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin

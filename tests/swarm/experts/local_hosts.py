@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Experts, Microbatch, counting
-from dedloc_kit.records import HostOffer
+from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.checking import Checks
 from dedloc_kit.swarm.experts.computing import Computing

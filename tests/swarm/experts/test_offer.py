@@ -5,7 +5,7 @@ import torch
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.records import HostOffer, LayerCells
+from dedloc_kit.records.experts import HostOffer, LayerCells
 from dedloc_kit.swarm.experts.offer import cells_of, layers_of
 from dedloc_kit.swarm.network.kinds import HOSTS
 from tests.swarm.experts.local_hosts import offer

@@ -7,7 +7,7 @@ import pytest
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.records import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, Assigned
+from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS, MAX_ASSIGNED_HOSTS, Assigned
 from dedloc_kit.swarm.experts.offer import layers_of, names_in
 from dedloc_kit.swarm.experts.placing import STEADY_SECONDS, Holder, Plan, Planner, assigned, plan, plan_of
 from dedloc_kit.swarm.network.kinds import HOSTS

@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress, Receipt, Rewind, StateInfo
-from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.records.orders import Rewind
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
@@ -28,7 +32,7 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import RATE, REWOUND, TrainingState
+from dedloc_kit.training.state.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666

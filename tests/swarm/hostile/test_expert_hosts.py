@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import Tensor
 
-from dedloc_kit.records import LayerCells
+from dedloc_kit.records.experts import LayerCells
 from dedloc_kit.swarm.experts import hosts as hosts_module
 from tests.swarm.experts.local_hosts import CELLS, LAYER, NAMES, Swarm, honest, learn, swarm, tokens
 

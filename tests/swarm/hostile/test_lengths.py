@@ -25,7 +25,7 @@ from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import MAX_MEMBERS
+from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode_all

@@ -21,7 +21,7 @@ from dedloc_kit.dashboard.live.stream import MAX_VIEWERS
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from tests.dashboard.runs import RUN, fill
 
 PROXY, ATTACKER, VIEWER, ENTRANT = (f"127.0.0.{number}" for number in range(1, 5))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Begun
+from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline import service

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.lib.party import Party
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import part

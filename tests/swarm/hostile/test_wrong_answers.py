@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.pipeline import checking
 from dedloc_kit.swarm.pipeline.computing import Computed, Given
 from dedloc_kit.swarm.pipeline.driver import Driver

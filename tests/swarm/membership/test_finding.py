@@ -8,7 +8,7 @@ import pytest
 from dedloc_kit.events import Peers, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records.invitation import Invitation
 from tests.swarm.harness import Peer, Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 

@@ -1,6 +1,6 @@
 """A toy service."""
 
-from dedloc_kit.records import Count, Record
+from dedloc_kit.records.record import Count, Record
 from dedloc_kit.swarm.network.service import RecordService
 
 

@@ -19,7 +19,9 @@ from hivemind.proto import dht_pb2
 from dedloc_kit.access.office import Office, invite, revoke
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, AccessRequest, Notice, Token, shortened
+from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Token
+from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService

@@ -13,8 +13,10 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import MAX_REFUSED, Contribution, Decay, Instructions, Notice, RowSummary, shortened
-from dedloc_kit.records import Record as AnyRecord
+from dedloc_kit.records.orders import MAX_REFUSED, Decay, Instructions, Notice, shortened
+from dedloc_kit.records.progress import RowSummary
+from dedloc_kit.records.record import Record as AnyRecord
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import MAX_VERSIONS, Release
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage

@@ -17,7 +17,7 @@ from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
 from dedloc_kit.swarm.network.bootstrap import _listening

@@ -12,7 +12,7 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Token
+from dedloc_kit.records.admission import Token
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.names import Names

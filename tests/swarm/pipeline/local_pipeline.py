@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings

@@ -5,7 +5,7 @@ import math
 import pytest
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.pipeline import begun
 from dedloc_kit.swarm.pipeline.begun import Drivers, begun_for, wanted
 from tests.swarm.pipeline.local_pipeline import offer

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from dedloc_kit.blocks.stages import Move
-from dedloc_kit.records import Begun
+from dedloc_kit.blocks.plans.stages import Move
+from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.pipeline import member as members
 from dedloc_kit.swarm.pipeline.computing import StageComputer

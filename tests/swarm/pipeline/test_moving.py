@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
-from dedloc_kit.records import StageMove, StageOffer
+from dedloc_kit.blocks.plans.stages import BARE_LOOK, HORIZON, LINE, LOADING, REST, SECOND_LOOK, Stage
+from dedloc_kit.records.stages import StageMove, StageOffer
 from dedloc_kit.swarm.pipeline import moving
 from dedloc_kit.swarm.pipeline.moving import Moving
 from dedloc_kit.swarm.pipeline.placing import stage_peers

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.stages import Stage
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.blocks.plans.stages import Stage
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.pipeline import placing
 from dedloc_kit.swarm.pipeline.placing import Newcomer

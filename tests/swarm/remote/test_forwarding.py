@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Notice, shortened
+from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.swarm.remote.forwarding import Limits, Rate
 from tests.swarm.network.test_service import RUN_ID, Place
 from tests.swarm.remote.meeting import Echo, Loop, Meeting, Pouring, Unforwarded, meeting, until

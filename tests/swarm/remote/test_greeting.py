@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Notice, shortened
+from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.swarm.network.service import decode, encode
 from dedloc_kit.swarm.remote.greeting import Greeter, Greeting, as_long_as_admitted
 from dedloc_kit.swarm.remote.tls import Certificate

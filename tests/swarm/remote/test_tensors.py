@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, TensorHead, in_form, receive_tensor, send_tensor

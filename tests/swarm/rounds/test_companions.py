@@ -9,7 +9,7 @@ import pytest
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.rounds.companions import Companions
-from dedloc_kit.training.state import Position
+from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import progress
 
 STEP = Position(3, "ab")

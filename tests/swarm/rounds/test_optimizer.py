@@ -11,7 +11,9 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress, Receipt, StateInfo
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
@@ -26,12 +28,12 @@ from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.tasks.in_blocks import ORIGIN
-from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.computing.devices import Computed
 from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.local_steps import LocalSteps
+from dedloc_kit.training.gradients.gradients import Gradients
+from dedloc_kit.training.gradients.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import Replica, TrainingState
+from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Absence, AbsentRow, Contribution, LeftOut, RowSummary
+from dedloc_kit.records.progress import RowSummary
+from dedloc_kit.records.steps import Absence, AbsentRow, Contribution, LeftOut
 from dedloc_kit.swarm.averaging.matchmaking.group import Coming, GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import Rows
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -22,9 +23,9 @@ from dedloc_kit.swarm.network.identity import Identity, Signer, opened
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.swarm.harness import PlainDHT, a_signer, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.steps import MAX_LOSS, Absence, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -24,11 +25,11 @@ from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from dedloc_kit.training.accumulator import MAX_STALENESS
 from dedloc_kit.training.flat import FlatLayout, SharedVector
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 

@@ -17,7 +17,9 @@ from dedloc_kit.coordinator.publishing import uploading
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
-from dedloc_kit.records import Contribution, Instructions, Progress, Receipt
+from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.encoding.codec import decode_all
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.network.identity import Identity, Signer, opened
@@ -25,7 +27,7 @@ from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import Position, TrainingState
+from dedloc_kit.training.state.state import Position, TrainingState
 from tests.bucket.served import Server, files, serving, status
 from tests.swarm.harness import belief, progress, wait_until
 from tests.tiny import tiny_run

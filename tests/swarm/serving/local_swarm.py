@@ -10,7 +10,7 @@ import torch
 
 from dedloc_kit.blocks.ends import ends
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.plan import LayerRange, Server
+from dedloc_kit.blocks.plans.plan import LayerRange, Server
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.swarm.serving.client.client import RemoteSession, SessionConfig
 from dedloc_kit.swarm.serving.server.computing import Computing

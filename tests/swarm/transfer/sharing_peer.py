@@ -26,8 +26,10 @@ import torch
 from hivemind.compression import serialize_torch_tensor
 
 from dedloc_kit.machine.logs import Warnings
-from dedloc_kit.records import Receipt, Record, StateInfo
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.records.record import Record
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Receipt
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.averaging.encoding.codec import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
@@ -38,7 +40,7 @@ from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
-from dedloc_kit.training.sketch import SEED_BYTES
+from dedloc_kit.training.state.sketch import SEED_BYTES
 from tests.swarm.harness import open_node, wait_until
 
 RUN = "sharing-0123456789abcdef"

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dedloc_kit.tasks.drawing.places import KINDS
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer, Shape
-from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.computing.compute import Compute
 
 TINY = Shape(
     tokens=11,

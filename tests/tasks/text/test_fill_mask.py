@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.pairs import PairBuilder
+from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.samples.pairs import PairBuilder
+from dedloc_kit.data.text.tokens import DocumentTokenizer
 from dedloc_kit.data.tokenizers.special_tokens import CLS, MASK, PAD, SEP, UNK
 from dedloc_kit.data.tokenizers.unigram import SPECIAL
-from dedloc_kit.data.tokens import DocumentTokenizer
 from dedloc_kit.tasks.text.fill_mask import FillMaskSamples
 
 PIECES = ["▁a", "▁the", "▁boat", "▁river", "▁str", "eam", "▁on", ",", ".", "▁", "(", "town", ")"]

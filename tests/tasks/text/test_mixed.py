@@ -9,22 +9,23 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.blocks.manifest import describe_folder
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load, read
+from dedloc_kit.blocks.weights.manifest import describe_folder
+from dedloc_kit.blocks.weights.weights import load, read
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.text.architecture import DECODERS
 from dedloc_kit.tasks.text.mixed import give_experts
-from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.microbatch import pieces
+from dedloc_kit.training.computing.microbatch import pieces
+from dedloc_kit.training.state.checkpoint import save
 from tests.text_runs import MODEL, mixed, text_run, write_text
 
 

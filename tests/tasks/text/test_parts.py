@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import PipelineConfig, RunConfig
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import PipelineConfig
 from dedloc_kit.tasks import Batch, StageTask, create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.text.parts import Part

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.samples.masking import IGNORED
 from dedloc_kit.tasks import StageTask
 from tests.tasks.text.test_parts import batch_of, task_of
 from tests.text_runs import write_text

@@ -16,7 +16,10 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Left
 from dedloc_kit.hub import described, names_local_files
-from dedloc_kit.run import OptimizerConfig, RunConfig, TaskConfig, load_run
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.task import TaskConfig
 from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.encoder import Encoder

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Receipt
-from dedloc_kit.run import OptimizerConfig
-from dedloc_kit.training import checkpoint
+from dedloc_kit.records.steps import Receipt
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.optimizers.adamw import AdamW
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import checkpoint
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.flat import SMALL_TENSOR
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.fork_server import said_by
 from tests.tiny import TinyTask, tiny_run
 
@@ -97,9 +97,9 @@ def test_the_state_takes_a_quarter_of_the_bytes() -> None:
 
 SCRIPT = """
 import hashlib, sys, torch
-from dedloc_kit.records import Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import tiny_run
 
 run = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state": "8bit"})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.optimizers.lars import Lars

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.optimizers.build import local_optimizer
 
 CONFIG = OptimizerConfig(name="muon", learning_rate=0.1, warmup_steps=0, weight_decay=0.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
 from dedloc_kit.swarm.trust.weight import Weigh, claimed, claims_in, in_rows
 

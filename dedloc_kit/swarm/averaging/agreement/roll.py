@@ -11,7 +11,7 @@ from typing import Annotated, Protocol, TypeVar
 from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
-from dedloc_kit.records import Digest, Record
+from dedloc_kit.records.record import Digest, Record
 
 R = TypeVar("R", bound=Record)
 

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.records import MAX_MEMBERS, MAX_ROWS, Count, Digest, PeerId, Record, RunId
+from dedloc_kit.records.progress import MAX_ROWS
+from dedloc_kit.records.record import Count, Digest, PeerId, Record, RunId
+from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES
 

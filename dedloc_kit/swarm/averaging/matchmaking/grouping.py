@@ -5,7 +5,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.directory.rows import ONE, Division, divided
 from dedloc_kit.swarm.trust.weight import Weigh, claimed
 

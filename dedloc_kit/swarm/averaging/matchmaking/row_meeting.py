@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dedloc_kit.records import MAX_ROWS, Count, Digest, Record
+from dedloc_kit.records.progress import MAX_ROWS
+from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.swarm.averaging.matchmaking.group import MAX_ROW, Group, GroupRequest, Join, Member, stands
 from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService

@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from dedloc_kit.records import MAX_MEMBERS, Record
+from dedloc_kit.records.record import Record
+from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.swarm.averaging.matchmaking.group import (
     MAX_GROUP_BYTES,
     Coming,

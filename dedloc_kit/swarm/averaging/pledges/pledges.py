@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove

@@ -8,7 +8,7 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
 from dedloc_kit.swarm.averaging.encoding.codec import check, decode, read_part
 from dedloc_kit.swarm.averaging.encoding.feedback import Coding

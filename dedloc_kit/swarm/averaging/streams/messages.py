@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, decode
 from dedloc_kit.swarm.network.unpacking import unpack
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import Adapter
-from dedloc_kit.blocks.plan import LayerRange, Server
-from dedloc_kit.blocks.routes import Hop, NoRoute, route
+from dedloc_kit.blocks.adapters.adapters import Adapter
+from dedloc_kit.blocks.plans.plan import LayerRange, Server
+from dedloc_kit.blocks.plans.routes import Hop, NoRoute, route
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form

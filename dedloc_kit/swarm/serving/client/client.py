@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.adapters.adapters import Adapter
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.plan import LayerRange, Server
-from dedloc_kit.blocks.routes import Hop, NoRoute, route
+from dedloc_kit.blocks.plans.plan import LayerRange, Server
+from dedloc_kit.blocks.plans.routes import Hop, NoRoute, route
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
 from dedloc_kit.swarm.serving.client.checking import Checker, Work

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import Adapter
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.adapters.adapters import Adapter
+from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.listening import Listening

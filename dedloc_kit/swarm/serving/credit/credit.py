@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.ledger.served import ServingLedger
-from dedloc_kit.run import SwarmConfig
+from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.network.reach import Hosts
 from dedloc_kit.swarm.network.service import NoAnswer, RecordService

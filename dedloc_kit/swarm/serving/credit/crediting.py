@@ -16,7 +16,7 @@ from dedloc_kit.access.guests import ADMITTED_FILE, Admissions, read_admissions
 from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.served import RECEIPT_SECONDS, ServingLedger
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.serving.receipts import Claim, Receipt
 from dedloc_kit.steering.followed import Followed

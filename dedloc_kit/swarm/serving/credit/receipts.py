@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dedloc_kit.access.minutes import PerMinute
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.serving.receipts import MAX_RECEIPT_BYTES, Claim, Receipt
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.identity import Signer, opened

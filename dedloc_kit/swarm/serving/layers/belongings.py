@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dedloc_kit.blocks import weights
-from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.weights import weights
+from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.remote.loop import Loop

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks.plan import Intention, LayerRange, may_change, unserved
+from dedloc_kit.blocks.plans.plan import Intention, LayerRange, may_change, unserved
 from dedloc_kit.serving.offer import Moving, Serving
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.serving.layers.choosing import servers_of, span_of

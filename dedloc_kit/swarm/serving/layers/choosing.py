@@ -1,11 +1,11 @@
-"""Which layers a server takes, and when it moves to others: `blocks.plan` with what the others say."""
+"""Which layers a server takes, and when it moves to others: `blocks.plans.plan` with what the others say."""
 
 import time
 from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.blocks.plan import MAX_SPEED, Intention, LayerRange, Server, intend, may_begin, place
+from dedloc_kit.blocks.plans.plan import MAX_SPEED, Intention, LayerRange, Server, intend, may_begin, place
 from dedloc_kit.serving.offer import Moving, Serving
 from dedloc_kit.swarm.remote.offers import Offers
 

@@ -4,11 +4,11 @@ from collections.abc import Collection
 from typing import Any
 
 from dedloc_kit.blocks.architecture import Layout, skeleton
-from dedloc_kit.blocks.manifest import Manifest
-from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load
+from dedloc_kit.blocks.weights.manifest import Manifest
+from dedloc_kit.blocks.weights.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import ModelVersion, ServerConfig
 from dedloc_kit.swarm.serving.layers.belongings import Belongings, Progress, manifest_of, small_file

@@ -9,11 +9,11 @@ import psutil
 import torch
 
 from dedloc_kit.blocks.architecture import Layout, skeleton
-from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.plan import MAX_SPEED
-from dedloc_kit.blocks.quantized import is_linear
+from dedloc_kit.blocks.plans.plan import MAX_SPEED
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.blocks.weights.manifest import Manifest
+from dedloc_kit.blocks.weights.quantized import is_linear
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import WeightFormat
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dedloc_kit.blocks import weights
-from dedloc_kit.blocks.manifest import MAX_BYTES, Manifest, places
+from dedloc_kit.blocks.weights import weights
+from dedloc_kit.blocks.weights.manifest import MAX_BYTES, Manifest, places
 from dedloc_kit.errors import UserError
 from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.download import OpenStream

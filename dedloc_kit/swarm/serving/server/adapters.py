@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import Adapter, AdapterForm
+from dedloc_kit.blocks.adapters.adapters import Adapter, AdapterForm
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.tensors import receive_content
 from dedloc_kit.swarm.serving.protocol import Refusal, Wanted

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks import adapted
+from dedloc_kit.blocks.adapters import adapted
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.records import MAX_REASON
+from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dedloc_kit.blocks import adapted
-from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.adapters import adapted
+from dedloc_kit.blocks.adapters.adapters import Adapter
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.remote.lines import Line

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup

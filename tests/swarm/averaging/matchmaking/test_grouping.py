@@ -1,6 +1,6 @@
 """Who leads: every peer ranks the same peers alike, and a group is found by asking, not by searching."""
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS, OneGroup
 from tests.swarm.harness import progress
 

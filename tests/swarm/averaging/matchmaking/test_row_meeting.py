@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Progress
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking import row_meeting
 from dedloc_kit.swarm.averaging.matchmaking.group import Coming, Group, GroupRequest, Member, RowCall, Verdict
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.audits.averages import FAR_OFF, averaged_again
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Proven

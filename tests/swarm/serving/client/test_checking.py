@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.adapters.adapters import Adapter
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.serving.client.checking import FIRST, Checker, difference

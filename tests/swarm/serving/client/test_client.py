@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dedloc_kit.blocks.past import Past
-from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.swarm.serving.client import leg
 from dedloc_kit.swarm.serving.client.client import SessionFailed

@@ -7,8 +7,8 @@ import psutil
 import pytest
 import torch
 
-from dedloc_kit.blocks.manifest import describe_folder
 from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights.manifest import describe_folder
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.serving.layers.fitting import Sizes, guessed_speed, layers_that_fit, measured

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.blocks.plan import HELD, LOOK_ROUND, LayerRange, draw
+from dedloc_kit.blocks.plans.plan import HELD, LOOK_ROUND, LayerRange, draw
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.serving.offer import Moving, Release, Serving
 from dedloc_kit.swarm.network.kinds import RELEASE

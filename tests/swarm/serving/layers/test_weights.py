@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dedloc_kit.blocks.manifest import Manifest, StoredTensor, describe_folder
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load
+from dedloc_kit.blocks.weights.manifest import Manifest, StoredTensor, describe_folder
+from dedloc_kit.blocks.weights.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.serving.layers import weights

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.blocks.adapters import Adapter, AdapterForm, AdapterTensor, _digest
-from dedloc_kit.blocks.lora import TrainableAdapter
+from dedloc_kit.blocks.adapters.adapters import Adapter, AdapterForm, AdapterTensor, _digest
+from dedloc_kit.blocks.adapters.lora import TrainableAdapter
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.serving.protocol import Opened, Reply, Wanted, receive_reply
 from dedloc_kit.swarm.serving.server import adapters

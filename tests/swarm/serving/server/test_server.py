@@ -11,7 +11,7 @@ import torch
 
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.span import Span
-from dedloc_kit.records import Record
+from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.network import service
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.tensors import receive_tensor, send_tensor

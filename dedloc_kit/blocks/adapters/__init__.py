@@ -1,0 +1,1 @@
+"""What a user trains in front of frozen layers, and its files."""

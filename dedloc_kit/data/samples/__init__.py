@@ -1,0 +1,1 @@
+"""From tokens to samples: what is packed together, and what is hidden."""

@@ -1,0 +1,1 @@
+"""How files on the Hub or on disk are read, and what of them cannot be used."""

@@ -1,0 +1,123 @@
+"""What one global step was made of, and who counted in it."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from dedloc_kit.records.progress import MAX_ROWS
+from dedloc_kit.records.record import Base64, Count, Digest, PeerId, PeerText, Record, RunId, Seconds, Time
+
+MAX_LOSS = 1e9
+MAX_CONFIRMED = 16
+"""Hosts in one contribution: so it stays small, and in the next steps there is room for others."""
+
+
+class Contribution(Record):
+    """The samples of one peer that went into one global step, signed by the peer.
+
+    `session_samples` counts everything this peer gave since it started, this contribution included,
+    so that a collector which missed some contributions still knows the total.
+    """
+
+    run_id: RunId
+    step: Count
+    """The global step that these samples led to (the first one is 1)."""
+    session: Digest
+    samples: Count
+    session_samples: Count
+    loss: Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)] | None
+    """Mean training loss over the samples, or the nearest of these bounds; none when there are none."""
+    name: PeerText
+    time: Time
+    decay_order: Base64 = ""
+    """The organizer's signed order that the learning rate falls from this global step on, a `DecayOrder`: whoever has
+    heard of it brings it. As text, for no signature may stand within another."""
+    answered: dict[PeerId, Count] = Field(default={}, max_length=MAX_CONFIRMED)
+    """Tokens that hosts of experts have answered for this peer since it started, forward and backward, once for each
+    expert that they went to; of some of the hosts, where there are more."""
+    batch: Count | None = None
+    """In a stage: how many samples the batch of this step holds in all, if this peer knows what drivers have begun."""
+
+
+class Receipt(Record):
+    """The proof of one finished global step: what its members signed. Whoever missed the step learns of it by this."""
+
+    step: Count
+    round: Digest
+    time: Time
+    seconds: Seconds
+    """From the full batch to the averaged gradient."""
+    signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
+    """The contributions of all members of the all-reduce, each with its signature."""
+    rewind: Annotated[bytes, Field(max_length=4096)] = b""
+    """Of a step that nobody contributed to: the organizer's signed order, a `Rewind`."""
+
+
+Absence = Literal["did not come", "fell silent", "left in the middle", "sent nonsense", "was not counted"]
+"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, or
+is in another row, but it is not on the roll."""
+MAX_ABSENT = 16
+MAX_MEMBERS = 2048
+"""Of an all-reduce."""
+
+
+class AbsentRow(Record):
+    """A row of which nobody counts in a global step."""
+
+    peers: Annotated[int, Field(ge=1, le=2**53)]
+    """That gave to the step before."""
+    why: Absence
+
+
+class LeftOut(Record):
+    """Peers that were to come to a global step and do not count in it."""
+
+    count: Annotated[int, Field(ge=1, le=2**53)]
+    some: Annotated[dict[PeerId, Absence], Field(max_length=MAX_ABSENT)]
+    """The first of them, without those of whose rows nobody counts."""
+    rows: Annotated[tuple[AbsentRow, ...], Field(max_length=MAX_ROWS, strict=False)] = ()
+
+    @classmethod
+    def of(cls, absent: Mapping[str, Absence], rows: Sequence[AbsentRow] = ()) -> Self | None:
+        """None if there is nobody."""
+        some = dict(itertools.islice(sorted(absent.items()), MAX_ABSENT))
+        count = len(absent) + sum(row.peers for row in rows)
+        return cls(count=count, some=some, rows=tuple(rows)) if count else None
+
+
+class Carried(Record):
+    """What the line of a peer has carried that gives no samples, in one global step.
+
+    See `swarm/averaging/reduction/carried.py`.
+    """
+
+    bytes: Count
+    """Of those who gave to the step, to and fro."""
+    name: PeerText
+
+
+class GlobalStep(Record):
+    """One finished global step, as the coordinator saw it."""
+
+    step: Count
+    round: Digest
+    time: Time
+    samples: Count
+    loss: float | None
+    peers: Count
+    """Members of the all-reduce, the followers included."""
+    seconds: Seconds
+    """From the full batch to the averaged gradient."""
+    # The coordinator's time since the step before, in four parts that follow each other; none where it missed a step.
+    compute: Seconds | None = None
+    """Until the batch was full."""
+    gather: Seconds | None = None
+    """From then until the group stood."""
+    average: Seconds | None = None
+    apply: Seconds | None = None
+    left_out: LeftOut | None = None
+    """None if nobody was, as far as the coordinator was there."""
+    carried: dict[PeerId, Carried] = Field(default={}, max_length=MAX_MEMBERS)
+    """By whom alone lends its line; of a step that the coordinator missed nothing is known."""

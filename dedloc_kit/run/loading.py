@@ -1,0 +1,103 @@
+"""A run's configuration out of a file or plain values: the one parser, and what paths in it mean."""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import NAMES_OF_FILES, DataConfig, Source, TaskConfig
+from dedloc_kit.validation import describe
+
+IMAGES = "images"
+"""The section of a run's file that only `dedloc images` reads: how codes of pictures come to be. It is no part of the
+run: volunteers have the codes."""
+
+
+def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
+    """Read a run configuration from TOML; relative local paths in it are taken from the file's folder.
+
+    `overrides` is a second file whose keys replace those of the first (a recipe's `smoke.toml`).
+    Raises UserError with the file, the key and the fix.
+    """
+    values = read_values(path, overrides)
+    values.pop(IMAGES, None)
+    try:
+        run = parse_run(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return run.model_copy(
+        update={
+            "task": _with_absolute_names(run.task, path.parent),
+            "data": _with_absolute_data(run.data, path.parent),
+        }
+    )
+
+
+def read_values(path: Path, overrides: Path | None = None) -> dict[str, Any]:
+    """All that a run's file says, as it stands there; otherwise as `load_run`."""
+    values = _read_toml(path)
+    return values if overrides is None else _merged(values, _read_toml(overrides))
+
+
+def parse_run(values: dict[str, Any]) -> RunConfig:
+    """Validate a run configuration that came as plain values, from a file or from the network."""
+    try:
+        # JSON mode is strict about types yet takes a list for a tuple, which is all TOML and JSON have.
+        return RunConfig.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(describe(error, RunConfig)) from None
+    except TypeError as error:  # TOML dates have no JSON form
+        raise UserError(f"a value has a type that no key takes ({error})") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the path of a run configuration (run.toml)") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both_tables else value
+    return merged
+
+
+def local(name: str, folder: Path) -> str:
+    """An absolute path if the name means something local, else the name (an id on the Hub) itself."""
+    candidate = folder / os.path.expanduser(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or candidate.exists()
+    return str(candidate.resolve()) if looks_local else name
+
+
+def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
+    def absolute(source: Source) -> Source:
+        return source.model_copy(update={"dataset": local(source.dataset, folder)})
+
+    return data.model_copy(
+        update={
+            "train": tuple(absolute(source) for source in data.train),
+            "decay": tuple(absolute(source) for source in data.decay),
+            "evaluation": absolute(data.evaluation) if data.evaluation else None,
+        }
+    )
+
+
+def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
+    named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
+    absolute: dict[str, Any] = {key: local(name, folder) for key, name in named.items()}
+    match task.options.get("pictures"):
+        case {"model": str(name), **others}:
+            absolute["pictures"] = {"model": local(name, folder), **others}
+    return task.model_copy(update=absolute)

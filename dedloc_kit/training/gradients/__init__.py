@@ -1,0 +1,1 @@
+"""What a peer gathers for the next global step, as gradients or by steps of its own."""

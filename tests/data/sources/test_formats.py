@@ -1,0 +1,250 @@
+"""Files as people have them: what arrives is what stands in them, and what is wrong costs no more than itself."""
+
+import bz2
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from dedloc_kit.data.sources import formats
+from dedloc_kit.data.sources.losses import HOPELESS, Loss
+from dedloc_kit.data.sources.shards import find_splits, strays
+from dedloc_kit.data.sources.stream import documents, in_order, texts
+from dedloc_kit.errors import UserError
+from dedloc_kit.run.task import Source
+from tests.data.texts import BENGALI, lines
+
+
+def read(path: Path, warn: Callable[[str], None] = pytest.fail, **source: str) -> list[str]:
+    return list(in_order(Source(dataset=str(path), **source), texts, warn=warn))  # type: ignore[arg-type]
+
+
+class Told(str):
+    """A warning with the numbers of that moment."""
+
+    files: int
+    unreadable: int
+    rows: int
+
+
+def stream(path: Path, number: int) -> tuple[list[str], list[Told]]:
+    """The first documents of a volunteer, and what it was told is lost."""
+    told: list[Told] = []
+
+    def warn(text: str) -> None:
+        assert isinstance(text, Loss)
+        now, losses = Told(text), text.losses
+        now.files, now.unreadable, now.rows = losses.files, len(losses.unreadable), losses.bad_rows
+        told.append(now)
+
+    return list(islice(documents([Source(dataset=str(path))], seed=0, shuffle_buffer=1, warn=warn), number)), told
+
+
+@pytest.mark.parametrize("odd", [7, 1.5, True, ["a"], {"a": 1}, [], {}], ids=repr)
+@pytest.mark.parametrize("place", [0, 150, 300])
+def test_a_row_of_another_type_costs_that_row_and_leaves_the_others_as_they_are(
+    tmp_path: Path, odd: Any, place: int
+) -> None:
+    path = tmp_path / "bn.jsonl"
+    path.write_bytes(lines([*BENGALI[:place], odd, *BENGALI[place:]]))
+    found, told = stream(path, 600)
+    assert found == BENGALI * 2
+    assert [(each.rows, each.unreadable) for each in told] == [(1, 0)]
+    assert told[0].startswith(f"row {place + 1} of {path} is left out: it holds {type(odd).__name__}, not text")
+
+
+def test_a_cut_last_line_costs_that_line(tmp_path: Path) -> None:
+    path = tmp_path / "bn.jsonl"
+    path.write_bytes(lines(BENGALI)[:-30])
+    found, told = stream(path, 598)
+    assert found == BENGALI[:-1] * 2
+    assert len(told) == 1
+    assert f"row 300 of {path} is left out: it is no whole JSON object, and the file ends in it" in told[0]
+
+
+def test_lines_that_are_no_objects_lack_the_column_or_hold_half_a_character_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "bn.jsonl"
+    bad = [b"oops", b"[1]", b"12", b'"text"', b'{"content": "x"}', b'{"text": "\\ud800"}', b"[" * 10_000, b"9" * 9_000]
+    path.write_bytes(
+        b"\xef\xbb\xbf" + lines(["first", None, " "]) + b"\n\n" + b"\n".join(bad) + b"\n" + lines(["last"])
+    )
+    found, told = stream(path, 4)
+    assert found == ["first", "last"] * 2
+    assert told[0].rows == 1
+    assert told[0].startswith(f"row 6 of {path} is left out: it is no whole JSON object")
+    more = tmp_path / "more.jsonl"
+    more.write_bytes(lines(["first"]) + b"\n".join(bad * 2) + b"\n" + lines(["last"]))
+    assert [each.rows for each in stream(more, 6)[1]] == [1, 10], "the 1st, 10th, 100th ... of all passes together"
+    more.write_bytes(b"\n".join(bad * 2) + b"\n" + lines(["last"]))
+    assert [each.rows for each in stream(more, 3)[1]] == [16], "all before the first good one are known with it"
+
+
+def test_of_a_file_that_is_lost_as_one_the_rows_are_not_counted_as_well(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([*BENGALI[:150], 7, *BENGALI[150:]]))
+    (tmp_path / "b.jsonl").write_bytes(b"no JSON\n" * 20)
+    told = stream(tmp_path, 900)[1]
+    assert max((each.unreadable, each.rows) for each in told) == (1, 1)
+    assert {each.files for each in told} == {2}
+
+
+def test_bad_rows_are_counted_between_two_that_are_told_and_each_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([*BENGALI[:100], 1, 2, *BENGALI[100:], 3]))
+    (tmp_path / "b.jsonl").write_bytes(lines([*BENGALI[:150], 4, *BENGALI[150:]]))
+    told: list[str] = []
+    found = documents([Source(dataset=str(tmp_path))], seed=0, shuffle_buffer=1, warn=told.append)
+    assert len(list(islice(found, 1500))) == 1500, "more than two passes"
+    (first,) = told
+    assert isinstance(first, Loss)
+    assert first.losses.bad_rows == sum(first.losses.rows.values()) == 4
+
+
+def test_an_array_of_objects_is_read_to_where_it_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "bn.json"
+    whole = json.dumps([{"text": text} for text in BENGALI], indent=1)
+    path.write_text(whole)
+    assert read(path) == BENGALI
+    path.write_text(whole[:-20])
+    found, told = stream(path, 299)
+    assert found == BENGALI[:-1]
+    assert told == []  # the next pass begins only with the next document
+    assert len(stream(path, 300)[1]) == 1
+
+
+def test_a_blank_line_ends_a_document_of_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_bytes("\ufeffOne line\nand another.\n\n \t\n\nA second\r\ndocument.\r\n\r\nThe last".encode())
+    assert read(path) == ["One line\nand another.", "A second\ndocument.", "The last"]
+
+
+def test_a_text_file_without_blank_lines_is_cut_so_that_it_fits_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "MAX_TEXT", 10)
+    path = tmp_path / "book.txt"
+    path.write_text("1234567\n1234567\n123\n" + "x" * 25)
+    assert read(path) == ["1234567\n1234567", "123\nxxxxxxxxxx", "xxxxxxxxxx", "xxxxx"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_table_is_read_as_it_stands_without_guessing_types(tmp_path: Path, kind: str) -> None:
+    values = ["007", "NA", "1e5", 'a "quoted" one,\twith\ntwo lines', "x" * 200_000, "null"]
+    path = tmp_path / f"table.{kind}"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file, delimiter="," if kind == "csv" else "\t")
+        writer.writerows([["id", "text"], *([number, value] for number, value in enumerate(values))])
+    assert read(path) == values
+    with path.open("a", newline="") as file:
+        file.write("only one field\n")
+    found, told = stream(path, 7)
+    assert found == [*values, values[0]]
+    assert told[0].startswith(f"row 7 of {path} is left out: it has 1 fields where the first line names 2")
+
+
+def packed_zstd(data: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as out:
+        out.write(data)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".zst", packed_zstd)]
+)
+@pytest.mark.parametrize("name", ["bn.jsonl", "bn.ndjson", "bn.json", "a::b #1% ক.jsonl"])
+def test_packed_files_and_odd_names_are_read(
+    tmp_path: Path, name: str, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / (name + suffix)
+    path.write_bytes(pack(lines(BENGALI)))
+    assert read(path) == read(tmp_path) == BENGALI
+
+
+def test_a_packed_file_that_is_cut_costs_what_follows(tmp_path: Path) -> None:
+    varied = [f"{number} {hash(str(number))}" for number in range(20_000)]
+    (tmp_path / "bn.jsonl.gz").write_bytes(gzip.compress(lines(varied))[:-5000])
+    found, told = stream(tmp_path, 30_000)
+    first = found.index(varied[0], 1)
+    assert found[:first] == varied[:first]
+    assert 1000 < first < 20_000
+    assert told[-1].unreadable == 1
+    assert "EOFError" in told[-1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+def test_utf16_is_named_with_the_fix_and_not_the_internet(tmp_path: Path, name: str, encoding: str) -> None:
+    path = tmp_path / name
+    content = {"a.txt": "Some English.\n" * 9, "a.jsonl": '{"text": "Some English"}\n' * 9, "a.csv": "text\nSome\n"}
+    path.write_bytes(content[name].encode(encoding))
+    with pytest.raises(UserError, match=rf"{path} is UTF-16 .*iconv -f UTF-16 -t UTF-8$"):
+        stream(tmp_path, 1)
+
+
+def test_latin1_is_named_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
+    with pytest.raises(UserError, match=rf"{path} has no usable row among 2: row 1 is not UTF-8.*iconv -f LATIN1"):
+        stream(tmp_path, 1)
+
+
+def test_a_shard_with_another_column_costs_that_shard_and_is_counted_once(tmp_path: Path) -> None:
+    for number in range(4):
+        column = "content" if number == 2 else "text"
+        values = [f"{number}-{row}" for row in range(10)]
+        parquet.write_table(pyarrow.table({column: values}), tmp_path / f"train-{number:05d}-of-00004.parquet")
+    found, told = stream(tmp_path, 90)
+    expected = {f"{number}-{row}" for number in (0, 1, 3) for row in range(10)}
+    assert set(found) == expected
+    assert all(set(found[start : start + 30]) == expected for start in (0, 30, 60)), "each once in every pass"
+    assert [(each.files, each.unreadable, each.rows) for each in told] == [(4, 1, 0)]
+    assert "train-00002-of-00004.parquet has no column 'text'; set the column to one of: content" in told[0]
+
+
+def test_many_files_of_no_use_are_not_all_tried(tmp_path: Path) -> None:
+    for number in range(HOPELESS + 5):
+        parquet.write_table(pyarrow.table({"content": ["x"]}), tmp_path / f"{number}.parquet")
+    told: list[str] = []
+    with pytest.raises(UserError, match=r"no file of the dataset .* can be read: .* has no column 'text'"):
+        next(documents([Source(dataset=str(tmp_path))], seed=0, shuffle_buffer=1, warn=told.append))
+    assert len(told) == HOPELESS
+
+
+def test_what_save_to_disk_writes_is_read(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    both = {"train": Dataset.from_dict({"text": BENGALI}), "test": Dataset.from_dict({"text": ["held out"]})}
+    DatasetDict(both).save_to_disk(tmp_path)
+    assert read(tmp_path) == BENGALI
+    assert read(tmp_path, split="test") == ["held out"]
+
+
+LAYOUTS = {
+    "names": {"bn_train.jsonl": "train", "bn_test.jsonl": "test", "wiki-dev.jsonl": "validation"},
+    "folders": {"train/a.jsonl": "train", "test/a.jsonl": "test", "valid/x/y.jsonl": "validation"},
+    "shards": {"data/train-00000-of-00001.parquet": "train", "data/extra-00000-of-00001.parquet": "extra"},
+    "no split": {"a.txt": "train", "contest.jsonl": "train", "latest.csv": "train", "trainees.parquet": "train"},
+    "mixed": {"corpus.jsonl": "train", "eval.jsonl": "test", "train.jsonl": "train"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_belong_to_the_splits_that_they_have_on_the_hub(tmp_path: Path, layout: str) -> None:
+    for name in (*LAYOUTS[layout], "dataset_infos.json", "state.json", ".cache/x.jsonl", "notes.docx"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    found = find_splits(Source(dataset=str(tmp_path)), pytest.fail)
+    by_name = {str(Path(shard.path).relative_to(tmp_path)): split for split, of in found.items() for shard in of}
+    assert by_name == LAYOUTS[layout]
+    assert strays(Source(dataset=str(tmp_path))) == ["notes.docx"]
+
+
+def test_a_split_is_also_found_by_the_name_that_it_has_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_bytes(lines(["held out"]))
+    assert read(tmp_path, split="dev") == read(tmp_path, split="validation") == ["held out"]
