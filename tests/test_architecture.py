@@ -5,7 +5,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +53,14 @@ ROOMS = (
     {"peer", "observer"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+INNER = {
+    "swarm.averaging": ("streams", "encoding", "matchmaking", "agreement", "reduction", "pledges"),
+    "swarm.serving": ("server", "client", "layers", "credit"),
+    "blocks": ("weights", "plans", "adapters"),
+    "training": ("optimizers", "state", "computing", "gradients"),
+    "data": ("sources", "text", "tokenizers", "pictures", "samples"),
+}
+"""The rooms within a room, in their order. What lies beside them may know all, and be known by all."""
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
@@ -108,14 +116,12 @@ def faults(part: str, source: str) -> list[str]:
     return found
 
 
-def room_faults(room: str, source: str) -> list[str]:
-    """What a module of swarm/ imports from rooms that it may not know."""
-    swarm = "dedloc_kit.swarm."
-    names = (name.removeprefix(swarm) for name in imported_modules(source) if name.startswith(swarm))
+def room_faults(house: str, floors: Mapping[str, int], room: str, source: str) -> list[str]:
+    """What a module in a room of a house imports from rooms that it may not know."""
+    within = f"dedloc_kit.{house}."
+    names = (name.removeprefix(within) for name in imported_modules(source) if name.startswith(within))
     others = {name.split(".")[0] for name in names} - {room}
-    return [
-        f"{room} imports {other}: against the order of the rooms" for other in others if FLOOR[other] >= FLOOR[room]
-    ]
+    return [f"{room} imports {other}: against the order" for other in others if floors.get(other, -1) >= floors[room]]
 
 
 def part_of(path: Path) -> str:
@@ -131,16 +137,27 @@ def test_a_room_of_the_swarm_knows_only_the_rooms_before_it() -> None:
     swarm = PACKAGE / "swarm"
     inside = {path: source for path, source in sources().items() if path.is_relative_to(swarm)}
     rooms = {path: path.relative_to(swarm).parts[0].removesuffix(".py") for path in inside}
-    found = {path: room_faults(rooms[path], source) for path, source in inside.items() if rooms[path] != "__init__"}
+    assert set(rooms.values()) - {"__init__"} == FLOOR.keys()
+    found = {p: room_faults("swarm", FLOOR, rooms[p], source) for p, source in inside.items() if rooms[p] in FLOOR}
     assert len(found) > 100
     assert not any(found.values()), {path: each for path, each in found.items() if each}
 
 
+@pytest.mark.parametrize("house", INNER)
+def test_rooms_within_a_room_know_only_those_before_them(house: str) -> None:
+    folder = PACKAGE.joinpath(*house.split("."))
+    floors = {room: floor for floor, room in enumerate(INNER[house])}
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == floors.keys()
+    inside = {p: p.relative_to(folder).parts[0] for p in folder.rglob("*.py") if p.parent != folder}
+    found = {path: room_faults(house, floors, room, sources()[path]) for path, room in inside.items()}
+    assert not any(found.values()), {path: each for path, each in found.items() if each}
+
+
 def test_the_check_finds_a_room_that_knows_too_much() -> None:
-    assert room_faults("membership", "from dedloc_kit.swarm.averaging.averager import Averager")
-    assert room_faults("network", "def f():\n    from dedloc_kit.swarm import directory")
+    assert room_faults("swarm", FLOOR, "membership", "from dedloc_kit.swarm.averaging.averager import Averager")
+    assert room_faults("swarm", FLOOR, "network", "def f():\n    from dedloc_kit.swarm import directory")
     right = "import os\nfrom dedloc_kit.swarm.rounds import timing\nfrom dedloc_kit.swarm.network import gate"
-    assert not room_faults("rounds", right)
+    assert not room_faults("swarm", FLOOR, "rounds", right)
 
 
 def test_every_part_of_the_package_has_a_place_in_the_order() -> None:
