@@ -20,6 +20,7 @@ from tests.swarm.harness import RUN_ID, a_signer, belief, progress
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", LIVES)
+    monkeypatch.setattr("dedloc_kit.swarm.directory.sightings.SILENT_SECONDS", LIVES)  # whoever misses one looks again
 
 
 class Behind:
