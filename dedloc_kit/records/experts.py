@@ -4,7 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.records.record import Accused, Address, Base64, Count, Digest, PeerId, PeerText, Record, RunId, Time
+from dedloc_kit.records.offer import Offer
+from dedloc_kit.records.record import Accused, Count, PeerId, Record
 
 
 class LayerCells(Record):
@@ -37,11 +38,9 @@ class Assigned(Record):
         return self
 
 
-class HostOffer(Record):
-    """What a peer of a run with experts says of itself every few seconds, signed; it lives in the DHT for some seconds
-    only."""
+class HostOffer(Offer):
+    """What a peer of a run with experts offers."""
 
-    run_id: RunId
     state: Literal["joining", "online", "leaving"]
     layers: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()
     """The experts that answer here; none if it hosts nothing."""
@@ -59,18 +58,6 @@ class HostOffer(Record):
     """Hosts of which this trainer has found that they answer wrongly, or unlike others; see `StageOffer`."""
     through: Annotated[tuple[PeerId, ...], Field(max_length=4, strict=False)] = ()
     """Peers that forward calls to it, if nobody can dial it."""
-    forwards: bool = False
-    """It connects peers that cannot reach each other."""
-    client_mode: bool
-    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
-    """Where others reach this peer; empty in client mode."""
-    reached: Base64 = ""
-    """See `Progress`."""
-    device: PeerText
-    name: PeerText
-    team: PeerText = ""
-    session: Digest = ""
-    time: Time
 
     @field_validator("layers", "copies")
     @classmethod

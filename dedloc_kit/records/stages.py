@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dedloc_kit.records.record import Accused, Address, Base64, Count, Digest, PeerText, Record, RunId, Time
+from dedloc_kit.records.offer import Offer
+from dedloc_kit.records.record import Accused, Count, Digest, Record, Time
 
 MAX_MICROBATCHES_PER_SECOND = 1e6
 
@@ -35,10 +36,9 @@ class StageMove(Record):
     begun: bool = False
 
 
-class StageOffer(Record):
-    """What a peer of a pipeline says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
+class StageOffer(Offer):
+    """What a peer of a pipeline offers."""
 
-    run_id: RunId
     stage: Stage | None
     """That it holds; none if it only drives."""
     state: Literal["joining", "online", "moving", "leaving"]
@@ -69,18 +69,6 @@ class StageOffer(Record):
     """When it last began to move; 0 if it never has."""
     pinned: bool = False
     """Its owner chose the stage."""
-    forwards: bool = False
-    """It connects peers that cannot reach each other."""
-    client_mode: bool
-    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
-    """Where others reach this peer; empty in client mode."""
-    reached: Base64 = ""
-    """See `Progress`."""
-    device: PeerText
-    name: PeerText
-    team: PeerText = ""
-    session: Digest = ""
-    time: Time
 
     @property
     def since(self) -> float:

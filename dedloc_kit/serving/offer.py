@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dedloc_kit.records.record import Address, Base64, Count, Digest, PeerText, Record, RunId, Time
+from dedloc_kit.records.offer import Offer
+from dedloc_kit.records.record import Count, Digest, Record, RunId, Time
 from dedloc_kit.serving.config import Sha256, WeightFormat
 
 MAX_LAYERS = 1024
@@ -41,10 +42,9 @@ class Moving(Record):
     """To which it changes; empty for a move."""
 
 
-class Serving(Record):
-    """What a server says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
+class Serving(Offer):
+    """What a server offers."""
 
-    run_id: RunId
     version: Digest
     """The digest of the weights' manifest."""
     older: Digest = ""
@@ -71,20 +71,8 @@ class Serving(Record):
     """When it last began to move; 0 if it never has."""
     pinned: bool = False
     """Its owner chose the span."""
-    forwards: bool = False
-    """It connects peers that cannot reach each other."""
     round_trips: dict[ShortId, Annotated[float, Field(ge=0, le=60)]] = Field(default={}, max_length=MAX_NEIGHBOURS)
     """Seconds to those who serve the next layers, by `short_id`."""
-    client_mode: bool
-    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
-    """Where others reach this peer; empty in client mode."""
-    reached: Base64 = ""
-    """The organizer's signed word that it reached this peer; see `Progress.reached`."""
-    device: PeerText
-    name: PeerText
-    team: PeerText = ""
-    session: Digest = ""
-    time: Time
 
     @model_validator(mode="after")
     def _has_layers(self) -> Self:

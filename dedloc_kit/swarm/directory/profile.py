@@ -1,11 +1,14 @@
 """What a peer is throughout a session."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from dedloc_kit.records.offer import Offer
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Facts about a peer that travel together: `Progress` has them all by these names."""
+    """Facts about a peer that travel together: `Progress` has them all by these names, and an `Offer` most of them."""
 
     session: str
     """Hexadecimal name of this session; contributions of one session count up."""
@@ -25,3 +28,7 @@ class Profile:
     """Whether the addresses may stand in the public invitation."""
     holds_state: bool = True
     """Others can have the training state from this peer."""
+
+    def offered(self) -> dict[str, Any]:
+        """What an `Offer` says of it."""
+        return {name: value for name, value in vars(self).items() if name in Offer.model_fields}

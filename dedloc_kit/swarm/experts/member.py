@@ -295,13 +295,7 @@ class ExpertMember:
             accuses=self._hosts.accuses,
             through=self._through() if profile.client_mode else (),
             forwards=not profile.client_mode,
-            client_mode=profile.client_mode,
-            addresses=profile.addresses,
-            reached=profile.reached,
-            device=profile.device,
-            name=profile.name,
-            team=profile.team,
-            session=profile.session,
+            **profile.offered(),
             time=get_dht_time(),
         )
 

@@ -302,13 +302,7 @@ class PipelineMember:
             moved=self.came,
             pinned=self._pinned,
             forwards=self._forwards,
-            client_mode=profile.client_mode,
-            addresses=profile.addresses,
-            reached=profile.reached,
-            device=profile.device,
-            name=profile.name,
-            team=profile.team,
-            session=profile.session,
+            **profile.offered(),
             time=get_dht_time(),
         )
 

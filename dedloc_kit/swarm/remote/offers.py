@@ -29,10 +29,10 @@ DHT_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
-Offer = TypeVar("Offer", Serving, StageOffer, HostOffer)
+Said = TypeVar("Said", Serving, StageOffer, HostOffer)
 
 
-class Offers(threading.Thread, Generic[Offer]):
+class Offers(threading.Thread, Generic[Said]):
     """One peer's part of the directory of what is offered, in a thread of its own.
 
     :param known: addresses of the peers that this one joined through
@@ -43,38 +43,38 @@ class Offers(threading.Thread, Generic[Offer]):
 
     def __init__(
         self,
-        kind: Kind[Offer],
+        kind: Kind[Said],
         node: Node,
         signer: Signer,
         known: Sequence[str],
-        mine: Callable[[], Offer | None],
+        mine: Callable[[], Said | None],
         twin: Twin[Any] | None = None,
     ) -> None:
         super().__init__(name="offers", daemon=True)
         self._node, self._signer = node, signer
-        self._mine: Callable[[], Offer | None] = mine
+        self._mine: Callable[[], Said | None] = mine
         self._twin = twin
         self.rejections = Rejections()
         """Of records that are ignored, by reason."""
-        self._directory: Directory[Offer] = Directory(
+        self._directory: Directory[Said] = Directory(
             node, kind, node.gate.run_id, reject=self.ignore, check=_check, seconds=LIFE_SECONDS
         )
         self.connections = Connections(node, signer.peer, known, node.gate)
-        self._seen: dict[str, Offer] = {}
+        self._seen: dict[str, Said] = {}
         self._first_seen: dict[tuple[str, object], float] = {}
-        self._told: Offer | None = None
+        self._told: Said | None = None
         self._told_at = 0.0
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._looked = threading.Condition()
         self._begun = self._done = 0  # the number of the newest look that has begun, and of the newest that is done
 
-    def others(self) -> dict[str, Offer]:
+    def others(self) -> dict[str, Said]:
         """Who offers something, this peer left out, by peer id; nobody whom the organizer has sent away."""
         notice = self._node.gate.notice
         return {peer: offer for peer, offer in self._seen.items() if not notice.refuses(peer)}
 
     @property
-    def told(self) -> Offer | None:
+    def told(self) -> Said | None:
         """What this peer has said of itself last, as the others know it; none before it has said anything."""
         return self._told
 
@@ -86,7 +86,7 @@ class Offers(threading.Thread, Generic[Offer]):
         """Say soon what has changed."""
         self._wake.set()
 
-    def look(self, seconds: float) -> dict[str, Offer]:
+    def look(self, seconds: float) -> dict[str, Said]:
         """The same as `others`, after a new look; raises TimeoutError."""
         with self._looked:
             newer = self._begun + 1
@@ -113,7 +113,7 @@ class Offers(threading.Thread, Generic[Offer]):
                 _log.info("the directory of offers does not answer: %r", error)
             self._wake.wait(LOOK_SECONDS)
 
-    def stop(self, last: Offer | None = None) -> None:
+    def stop(self, last: Said | None = None) -> None:
         """Say that this peer leaves, or this for the last time, and end."""
         self._stopped.set()
         self._wake.set()
@@ -147,7 +147,7 @@ class Offers(threading.Thread, Generic[Offer]):
             del self._first_seen[key]
         self.connections.keep(self._seen)
 
-    def _store(self, offer: Offer | None) -> Any:
+    def _store(self, offer: Said | None) -> Any:
         return self._directory.store(self._signer, offer, peers=len(self._seen))
 
 
@@ -158,7 +158,7 @@ _SLOWLY = {
 """What nobody acts on at once."""
 
 
-def _changed(new: Offer, old: Offer | None) -> bool:
+def _changed(new: Said, old: Said | None) -> bool:
     """In what others act on."""
     return old is None or new.model_dump(exclude=_SLOWLY) != old.model_dump(exclude=_SLOWLY)
 
