@@ -29,7 +29,7 @@ from dedloc_kit.worker import KEPT_MEMORY, Role
 
 IMPORTED = (
     *("dedloc_kit.roles.volunteer", "dedloc_kit.coordinator.coordinator", "dedloc_kit.roles.collector"),
-    *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
+    *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch", "torch._dynamo"),
 )
 """What most of them need; nothing of the Hub, whose place is in the environment."""
 OF_SERVED_MODELS = ("dedloc_kit.roles.server", "dedloc_kit.roles.user", "transformers.models.llama.modeling_llama")
