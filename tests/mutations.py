@@ -96,6 +96,13 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k nobody_computes_again",
     ),
     Mutation(
+        "what a driver has begun while its line opened is told when something else is",
+        "swarm/pipeline/client.py",
+        "told: Begun | None = None",
+        "told: Begun | None = begun()",
+        "tests/swarm/pipeline/test_driver.py -k by_the_time_a_line_is_open",
+    ),
+    Mutation(
         "hosts keep experts of a state that the run has left",
         "swarm/experts/placing.py",
         " and peer not in self.stale",

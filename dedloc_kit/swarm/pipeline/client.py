@@ -193,7 +193,7 @@ class StageClient:
 
 async def _tell(stream: Stream, begun: Callable[[], Begun]) -> None:
     """Each time something else is begun, as long as the line holds: who listens there sees that it has broken."""
-    told = begun()
+    told: Begun | None = None  # as the line was opened something else may have been
     with suppress(OSError):
         while True:
             await asyncio.sleep(LOOK_SECONDS)

@@ -1,11 +1,13 @@
 """Microbatches go through all stages, each counts once in each, whoever comes and goes."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.pipeline import client, peers, spilled
 from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline.computing import Given
@@ -143,6 +145,17 @@ def test_a_driver_that_has_nothing_to_send_holds_up_no_step(pipeline: Pipeline) 
         pipeline.until(lambda: not driver.in_flight)
         pipeline.step()
     assert idle.begun.samples == 0
+
+
+def test_what_is_final_by_the_time_a_line_is_open_is_told_on_it(pipeline: Pipeline) -> None:
+    def begun() -> Begun:
+        return Begun(step=0, samples=0, final=next(asked) > 0)
+
+    asked, drivers = itertools.count(), pipeline.peers["0a"].drivers
+    follower = client.StageClient(pipeline.endpoint("d"), "0a", pipeline.stages[0])
+    following = pipeline.loop.start(follower.follow(begun, lambda: None))
+    pipeline.until(lambda: "d" in (told := drivers.told()) and told["d"].final)
+    following.cancel()
 
 
 def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -> None:
