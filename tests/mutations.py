@@ -103,6 +103,13 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_driver.py -k by_the_time_a_line_is_open",
     ),
     Mutation(
+        "a port that was found free is not kept until p2pd listens there",
+        "swarm/network/port.py",
+        "self._held.bind((host, self.number))",
+        "pass",
+        "tests/swarm/network/test_reach.py -k listen_at_two_ports",
+    ),
+    Mutation(
         "hosts keep experts of a state that the run has left",
         "swarm/experts/placing.py",
         " and peer not in self.stale",

@@ -1,6 +1,5 @@
 """A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.port import HeldPort
 from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, serve
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
@@ -37,10 +37,14 @@ class Surroundings:
 
     living: list[str]
     """The addresses of others at which somebody answers."""
-    port: int
-    """The swarm's port; 0 in client mode."""
+    held: HeldPort | None
+    """The swarm's port; none in client mode."""
     reach: Reach
     dials: Dials
+
+    @property
+    def port(self) -> int:
+        return 0 if self.held is None else self.held.number
 
 
 def look_around(
@@ -65,9 +69,9 @@ def look_around(
     living = in_own_loop(answering([a for a in others if dials.due(a.rpartition("/p2p/")[2], [a])]))
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
-    port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    reach = _reach(peer, port, living, may_start_alone, identity, gate)
-    return Surroundings(living, port, reach, dials)
+    held = None if peer.client_mode else _free_port(peer, preferred_port)
+    reach = _reach(peer, 0 if held is None else held.number, living, may_start_alone, identity, gate)
+    return Surroundings(living, held, reach, dials)
 
 
 def start_node(
@@ -118,6 +122,9 @@ def start_node(
         if may_start_alone and around.living and "already taken" not in str(error):
             return start_node(peer, identity, replace(around, living=[]), gate=gate)
         raise _explained(error, around.living) from error
+    finally:
+        if around.held is not None:
+            around.held.let_go()
     if not around.reach.client_mode:
         node.run_coroutine(partial(serve, gate.run_id, gate.vouch))
     return node
@@ -128,11 +135,13 @@ def find_reach(peer: PeerConfig, run_id: str, peers: Sequence[str]) -> Reached:
 
     Raises UserError if the port is taken.
     """
-    port = _free_port(peer, 0)
+    held = _free_port(peer, 0)
     try:
-        reach = in_own_loop(find_out(run_id, peer.host, port, in_own_loop(answering(peers))))
+        reach = in_own_loop(find_out(run_id, peer.host, held.number, in_own_loop(answering(peers))))
     except OSError as error:
-        raise _cannot_listen(peer.host, port, error) from None
+        raise _cannot_listen(peer.host, held.number, error) from None
+    finally:
+        held.let_go()
     return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
 
 
@@ -227,25 +236,17 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     return listening
 
 
-def _free_port(peer: PeerConfig, preferred: int) -> int:
+def _free_port(peer: PeerConfig, preferred: int) -> HeldPort:
     """The port that the configuration names, else the preferred one or a free one.
 
     Raises UserError if the named one is taken: p2pd would share it silently instead of complaining.
     """
     try:
-        return _bindable(peer.host, peer.port or preferred)
+        return HeldPort(peer.host, peer.port or preferred)
     except OSError as error:
         if preferred and not peer.port:
             return _free_port(peer, 0)
         raise _cannot_listen(peer.host, peer.port, error) from None
-
-
-def _bindable(host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # Connections of an earlier session linger for a minute; they are no hindrance, a listener still is.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        return int(probe.getsockname()[1])
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

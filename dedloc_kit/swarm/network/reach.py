@@ -150,11 +150,11 @@ async def find_out(
 
     :param create: as `P2P.create`, for a run whose peers answer only those whom they know
 
-    Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
+    Listens on `host` and `port` meanwhile, which may be a held one. Raises OSError if it is not free.
     """
     secret = secrets.token_hex(16)
     door = _Door(secret.encode())
-    async with await asyncio.get_running_loop().create_server(lambda: door, host, port):
+    async with await asyncio.get_running_loop().create_server(lambda: door, host, port, reuse_port=True):
         answers = await _ask_all(run_id, peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
-from dedloc_kit.swarm.network.bootstrap import _listening
+from dedloc_kit.swarm.network.bootstrap import Surroundings, _listening, look_around, start_node
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node, addresses_of
+from dedloc_kit.swarm.network.port import HeldPort
 from dedloc_kit.swarm.network.reach import Question, Reachability, Reply
 from dedloc_kit.swarm.network.service import Endpoint
-from tests.swarm.harness import RUN_ID, Stranger, open_node, progress, wait_until
+from tests.swarm.harness import RUN_ID, Stranger, gate_of, open_node, progress, wait_until
 
 DEADLINE = 60.0
 Start = Callable[..., Node]
@@ -70,6 +72,24 @@ def shared(writer: DHT, reader: DHT) -> bool:
     record = progress(name=secrets.token_hex(8))
     there.store(signers[writer], record, peers=1).result(DEADLINE)
     return here.look(peers=1, timeout=DEADLINE).get(signers[writer].peer) == record
+
+
+def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
+    def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
+        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), Identity(tmp_path / name)
+        gate = gate_of(identity)
+        around = look_around(config, identity, (), gate=gate, may_start_alone=True, preferred_port=preferred)
+        return around, partial(start_node, config, identity, around, gate=gate, may_start_alone=True)
+
+    around, start = begin("one")
+    beside, _ = begin("other", preferred=around.port)
+    assert beside.port != around.port
+    node = start()
+    assert port(node) == around.port
+    node.shutdown()
+    HeldPort("127.0.0.1", around.port).let_go()  # nobody holds it any more
+    assert beside.held is not None
+    beside.held.let_go()
 
 
 @contextmanager
