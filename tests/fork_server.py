@@ -31,7 +31,8 @@ IMPORTED = (
     *("dedloc_kit.roles.volunteer", "dedloc_kit.coordinator.coordinator", "dedloc_kit.roles.collector"),
     *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch", "torch._dynamo"),
 )
-"""What most of them need; nothing of the Hub, whose place is in the environment."""
+"""What most of them need (torch's compiler is imported where a model of stages or experts is outlined); nothing of the
+Hub, whose place is in the environment."""
 OF_SERVED_MODELS = ("dedloc_kit.roles.server", "dedloc_kit.roles.user", "transformers.models.llama.modeling_llama")
 """What the roles `server` and `user` need besides: they are forked from a process of their own, for with transformers
 comes the Hub."""
