@@ -110,6 +110,13 @@ MUTATIONS = (
         "tests/swarm/network/test_reach.py -k listen_at_two_ports",
     ),
     Mutation(
+        "who stands still in the middle of a look does not notice it",
+        "swarm/pipeline/member.py",
+        "self._looked = looked",
+        "self._looked = _clock()",
+        "tests/swarm/pipeline/test_member.py -k middle_of_a_look",
+    ),
+    Mutation(
         "hosts keep experts of a state that the run has left",
         "swarm/experts/placing.py",
         " and peer not in self.stale",

@@ -245,10 +245,12 @@ class PipelineMember:
     async def _count(self, held: StageComputer) -> None:
         self._looked = _clock()
         while True:
+            looked = _clock()  # not at the end: it may stand still in the middle
             if self._stood_still():
                 _log.warning("this computer stood still; what it had of the step is computed again")
                 await self.turns.run(BACKWARD, held.begin_anew)
-                self._hears = _clock() + HEARD_SECONDS
+                looked = _clock()
+                self._hears = looked + HEARD_SECONDS
                 if self._driver is not None:
                     self._driver.rest(HEARD_SECONDS)
             begun, step = self._drivers.told(), held.step
@@ -257,7 +259,7 @@ class PipelineMember:
             closed = self._driver is not None and self._driver.is_behind(step)
             beside = sum(samples for driver, samples in held.samples.items() if driver not in begun)
             self._full = _Full(step, wanted(begun.values(), step, self._run.global_batch, closed=closed), beside)
-            self._looked = _clock()
+            self._looked = looked
             await asyncio.sleep(LOOK_SECONDS)
 
     def _everyone(self) -> dict[str, StageOffer]:

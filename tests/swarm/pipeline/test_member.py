@@ -80,6 +80,23 @@ def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypat
     peer.run(living)
 
 
+def test_who_stands_still_in_the_middle_of_a_look_notices_it_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> dict[str, Begun]:
+        now[0] += stops.pop() if stops else 0.0
+        return dict(peer.told)
+
+    now, peer, stops = [100.0], Peer(), [STILL_SECONDS + 0.1]
+    monkeypatch.setattr(members, "_clock", lambda: now[0])
+    before, peer.member._drivers = peer.held.session, cast(Any, SimpleNamespace(told=told))
+
+    async def living() -> None:
+        await until(lambda: peer.member.turns.unfinished > 0)
+        peer.member.turns.take(SECONDS)
+        assert peer.held.session != before
+
+    peer.run(living)
+
+
 def test_what_a_driver_that_is_gone_has_sent_does_not_fill_the_batch() -> None:
     """Else a stage would take the step before all has come that living drivers have sent the other stages."""
     peer = Peer()
