@@ -3201,7 +3201,7 @@ MUTATIONS = (
         "swarm/trust/weight.py",
         "known.get(peer, 0) if takes_part else 0",
         "known.get(peer, 0)",
-        "tests/swarm/trust/test_weight.py -k pauses",
+        "tests/swarm/trust/test_weight.py -k those_pause",
     ),
     Mutation(
         "a newcomer is checked no more than others",
