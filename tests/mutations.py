@@ -6277,7 +6277,7 @@ MUTATIONS = (
     Mutation(
         "who has stood still takes drivers for gone that have not heard it again",
         "swarm/pipeline/member.py",
-        "                self._hears = _clock() + HEARD_SECONDS\n",
+        "                self._hears = looked + HEARD_SECONDS\n",
         "",
         "tests/swarm/pipeline/test_member.py -k stood_still",
     ),
