@@ -74,24 +74,6 @@ def shared(writer: DHT, reader: DHT) -> bool:
     return here.look(peers=1, timeout=DEADLINE).get(signers[writer].peer) == record
 
 
-def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
-    def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
-        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), Identity(tmp_path / name)
-        gate = gate_of(identity)
-        around = look_around(config, identity, (), gate=gate, may_start_alone=True, preferred_port=preferred)
-        return around, partial(start_node, config, identity, around, gate=gate, may_start_alone=True)
-
-    around, start = begin("one")
-    beside, _ = begin("other", preferred=around.port)
-    assert beside.port != around.port
-    node = start()
-    assert port(node) == around.port
-    node.shutdown()
-    HeldPort("127.0.0.1", around.port).let_go()  # nobody holds it any more
-    assert beside.held is not None
-    beside.held.let_go()
-
-
 @contextmanager
 def listener(host: str = "127.0.0.1", port: int = 0, gives: bytes = b"") -> Iterator[tuple[int, list[str]]]:
     """A listener in a thread: its port, and from where somebody has come; each visitor is given these bytes."""
@@ -152,6 +134,24 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
         return answers
 
     return in_own_loop(ask_all())
+
+
+def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
+    def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
+        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), Identity(tmp_path / name)
+        gate = gate_of(identity)
+        around = look_around(config, identity, (), gate=gate, may_start_alone=True, preferred_port=preferred)
+        return around, partial(start_node, config, identity, around, gate=gate, may_start_alone=True)
+
+    around, start = begin("one")
+    beside, _ = begin("other", preferred=around.port)
+    assert beside.port != around.port
+    node = start()
+    assert port(node) == around.port
+    node.shutdown()
+    HeldPort("127.0.0.1", around.port).let_go()  # nobody holds it any more
+    assert beside.held is not None
+    beside.held.let_go()
 
 
 def test_who_can_be_reached_is_a_full_peer(start: Start) -> None:
