@@ -4714,8 +4714,8 @@ MUTATIONS = (
     Mutation(
         "a ledger may be older than it must be",
         "ledger/rescuing.py",
-        "there >= held",
-        "there >= 0",
+        "if found.step > best.step:",
+        "if found.step > best.step == 0:",
         "tests/coordinator/test_lasting.py",
     ),
     Mutation(

@@ -857,6 +857,55 @@ def test_a_file_that_is_lost_is_written_anew_with_all_that_was_recorded(path: Pa
     assert not list(path.parent.glob(".*tmp*"))
 
 
+def test_a_disk_that_fails_for_a_moment_costs_nothing(path: Path) -> None:
+    ledger, other = Ledger(path), Ledger(path)
+    ledger.record_step(a_step(1), {})
+    assert ledger.last_step() == 1
+    other.record_step(a_step(2), {})  # so that the first one has to read again
+    log = path.with_name("ledger.sqlite-wal")
+    content = log.read_bytes()
+    os.truncate(log, 0)
+    with pytest.raises(UserError, match="cannot be read now"):
+        ledger.rescue()
+    log.write_bytes(content)
+    assert not ledger.rescue(), "it was whole all the time"
+    assert [step.step for step in ledger.steps()] == [1, 2]
+    for each in (ledger, other):
+        each.close()
+
+
+def test_of_a_file_that_is_cut_off_what_is_left_is_set_aside_and_never_removed(path: Path) -> None:
+    for step in (1, 2):
+        ledger = Ledger(path)
+        ledger.record_step(a_step(step), {})
+        ledger.close()
+        ledger = Ledger(path)
+        os.truncate(path, path.stat().st_size // 2)
+        left = path.read_bytes()
+        assert ledger.rescue()
+        assert ledger.last_step() == 0, "there is no copy"
+        ledger.close()
+    assert path.with_name("ledger.sqlite.damaged").exists()
+    assert path.with_name("ledger.sqlite.damaged.1").read_bytes() == left
+
+
+def test_a_copy_that_is_damaged_inside_is_not_put_in_the_place_of_a_lost_ledger(path: Path) -> None:
+    ledger, copy = Ledger(path), path.with_name("copy.sqlite")
+    for step in range(1, 200):
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+    ledger.copy(copy)
+    with copy.open("r+b") as file:
+        file.seek(copy.stat().st_size // 2)
+        file.write(b"\xff" * 8192)
+    ledger.close()
+    ledger = Ledger(path)
+    os.truncate(path, 0)
+    assert ledger.rescue(copy)
+    ledger.record_step(a_step(200), {})
+    assert [step.step for step in ledger.steps()] == [200]
+    ledger.close()
+
+
 def lent(step: int, peer: str = "QmLent", size: int = 1000, **parts: float) -> GlobalStep:
     return a_step(step).model_copy(update={"carried": {peer: Carried(bytes=size, name="Lena")}, **parts})
 

@@ -17,7 +17,7 @@ from dedloc_kit.bucket.writing import writer_of
 from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
-from dedloc_kit.coordinator.lasting import LastingRecord, check_key, despite_a_full_disk
+from dedloc_kit.coordinator.lasting import LastingRecord, Outage, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
@@ -160,7 +160,8 @@ class _Role:
         self._ledger = self._lasting.ledger
         driven = me.measured if isinstance(me, StagedPeer) else None
         self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit, driven)
-        self._saving = Saving(me.optimizer.state, self._lasting, lambda: self._evaluator.under_way)
+        self._saving = Saving(me.optimizer.state, self._lasting, lambda: self._evaluator.under_way, emit)
+        self._ledger_outage = Outage("the ledger", emit)
         self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.current().checkpoint
         self._tried: Rewinding | None = None
@@ -347,7 +348,7 @@ class _Role:
             self._unrecorded.append(self._done.get())
         while self._unrecorded and time.monotonic() >= self._disk_due:
             self._disk_due = time.monotonic() + DISK_SECONDS
-            with despite_a_full_disk():
+            with despite_a_full_disk(self._ledger_outage):
                 self._ledger.record_presence(self._peers().peers)  # first, for what they gave counts in their visits
                 self._record(*self._unrecorded[0])
                 self._unrecorded.popleft()

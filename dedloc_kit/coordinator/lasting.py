@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dedloc_kit.access.guests import ADMITTED_FILE, BOOK_FILE
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE, key_id
 from dedloc_kit.ledger.rescuing import opened
 from dedloc_kit.memory import MEMORY_FILE, own_id
@@ -40,13 +41,44 @@ JSON_FILES = (
 _log = logging.getLogger(__name__)
 
 
+class Outage:
+    """Raises an alert when something that has to last cannot be written, and another one when it can be again."""
+
+    def __init__(self, what: str, emit: Callable[[AnyEvent], None]) -> None:
+        self._what, self._emit, self._lasts = what, emit, False
+
+    def failed(self, error: object) -> None:
+        """It could not be written."""
+        text = f"{self._what} cannot be written: {error}"
+        if self._lasts:
+            _log.warning("%s", text)
+        else:
+            self._lasts = True
+            self._emit(Warned(text=text, alert=True))
+
+    def over(self) -> None:
+        """It was written."""
+        if self._lasts:
+            self._lasts = False
+            self._emit(Warned(text=f"{self._what} can be written again", alert=True))
+
+
 @contextmanager
-def despite_a_full_disk() -> Iterator[None]:
-    """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
+def despite_a_full_disk(outage: Outage | None = None) -> Iterator[None]:
+    """What cannot be written is worth a warning: the swarm needs its coordinator all the more.
+
+    :param outage: told whether it could be written, in place of the warning
+    """
     try:
         yield
     except (UserError, OSError, sqlite3.Error) as error:
-        _log.warning("%s", error)
+        if outage is None:
+            _log.warning("%s", error)
+        else:
+            outage.failed(error)
+    else:
+        if outage is not None:
+            outage.over()
 
 
 def check_key(folder: Path) -> None:

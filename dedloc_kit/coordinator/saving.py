@@ -1,12 +1,12 @@
 """Keeps the coordinator's checkpoints: also of a state of which others have parts, without waiting for these."""
 
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dedloc_kit.coordinator.lasting import LastingRecord
+from dedloc_kit.coordinator.lasting import LastingRecord, Outage
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.mixing import PAUSES
 from dedloc_kit.records.steps import GlobalStep
@@ -14,19 +14,23 @@ from dedloc_kit.training.state.checkpoint import Found
 from dedloc_kit.training.state.staged import StagedState
 from dedloc_kit.training.state.state import TrainingState
 
-_log = logging.getLogger(__name__)
-
 
 class Saving:
     """Called by the thread to which the record belongs.
 
     :param spare: gives the step that is still being evaluated, whose checkpoint is to stay
+    :param emit: told, as an alert, when no checkpoint can be written and when one can be again
     """
 
     def __init__(
-        self, state: TrainingState | StagedState, lasting: LastingRecord, spare: Callable[[], int | None]
+        self,
+        state: TrainingState | StagedState,
+        lasting: LastingRecord,
+        spare: Callable[[], int | None],
+        emit: Callable[[AnyEvent], None],
     ) -> None:
         self._state, self._lasting, self._spare = state, lasting, spare
+        self._outage = Outage("checkpoints", emit)
         self._gathers = isinstance(state, MixedState)
         self._saved = state.info  # nobody needs the first state: it can be made again
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
@@ -73,7 +77,9 @@ class Saving:
             self._lasting.checkpoint(found, self._spare())
             self._saved = found[1]
         except (UserError, ValueError, OSError) as error:  # a full disk must not end the run
-            _log.warning("no checkpoint of step %d: %s", self._state.step, error)
+            self._outage.failed(f"no checkpoint of step {self._state.step}: {error}")
+        else:
+            self._outage.over()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

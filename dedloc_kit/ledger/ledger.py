@@ -11,11 +11,10 @@ the first part gave after the rewind is forgotten, the second part counts from t
 import json
 import math
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -24,6 +23,8 @@ from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger.credit import credited, withdraw
+from dedloc_kit.ledger.files import Damaged, back_up, set_aside, write_second
+from dedloc_kit.ledger.files import check as check_file
 from dedloc_kit.ledger.hosted import confirm
 from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
@@ -101,9 +102,9 @@ class Ledger(Reader):
         fresh = path.with_name(f".{path.name}.tmp")
         try:
             with self._lock:
-                self._back_up(fresh)
+                back_up(self._connection, fresh)
             os.replace(fresh, path)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, Damaged) as error:
             raise UserError(f"{path}: the ledger's copy cannot be written ({error})") from None
 
     def rescue(self, copy: Path | None = None, least: int = 0) -> bool:
@@ -118,27 +119,22 @@ class Ledger(Reader):
             there, size, whole = _file_at(self._path), _size_of(self._path), False
             # The main file only ever grows, and its log stays; one that went with its log is still open.
             as_before = size >= self._size and self._beside in (None, _file_at(self._log))
-            with suppress(sqlite3.DatabaseError):
+            try:
                 whole = (there != self._file or as_before) and self.last_step() >= least
+            except sqlite3.OperationalError as error:  # not the file's fault
+                raise UserError(f"{self._path}: the ledger cannot be read now ({error}); check the disk") from None
+            except sqlite3.DatabaseError:
+                whole = False
             if whole and there == self._file:
                 self._size, self._beside = size, _file_at(self._log)
                 return False
-            fresh = self._path.with_name(f".{self._path.name}.tmp")
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                if whole:
-                    with suppress(sqlite3.DatabaseError):
-                        self._back_up(fresh)
-                        copy = fresh
-                if copy is not None and copy != fresh and copy.exists():
-                    shutil.copyfile(copy, fresh)
+                fresh = self._second(whole, copy)
+                set_aside(self._path)
                 self._connection.close()  # before there is a new one: it takes away what lies beside the path
-                for beside in ("-wal", "-shm"):
-                    self._path.with_name(self._path.name + beside).unlink(missing_ok=True)
-                if fresh.exists():
+                if fresh is not None:  # or nothing is left but what is recorded from now on
                     os.replace(fresh, self._path)
-                else:  # nothing is left but what is recorded from now on
-                    self._path.unlink(missing_ok=True)
                 self._connection, self._guests = self._open(read_only=False), {}
             except (OSError, sqlite3.Error) as error:
                 raise UserError(f"{self._path}: the lost ledger cannot be written anew ({error})") from None
@@ -146,10 +142,19 @@ class Ledger(Reader):
             self._size = _size_of(self._path)
             return True
 
-    def _back_up(self, fresh: Path) -> None:
-        fresh.unlink(missing_ok=True)
-        with closing(sqlite3.connect(fresh)) as target:
-            self._connection.backup(target)
+    def _second(self, whole: bool, copy: Path | None) -> Path | None:
+        """A new file with all that is open here, if that is whole, or with what the copy holds; none without either."""
+        fresh = self._path.with_name(f".{self._path.name}.tmp")
+        with suppress(Damaged):
+            if whole:
+                back_up(self._connection, fresh)
+                return fresh
+        with suppress(Damaged):
+            if copy is not None and copy.exists():
+                check_file(copy, finished=True)
+                write_second(copy, fresh, finished=True)
+                return fresh
+        return None
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.

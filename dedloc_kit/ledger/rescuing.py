@@ -1,49 +1,59 @@
 """A ledger whose file was lost, cut off or put back from earlier is taken from its copy."""
 
 import os
-import shutil
 import sqlite3
-import sys
-from contextlib import closing
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.ledger.files import NOTHING, Damaged, Newest, check, newest, set_aside, those_aside, write_second
 from dedloc_kit.ledger.ledger import Ledger
 
 
 def opened(path: Path, copy: Path, answers: int = 0) -> tuple[Ledger, str]:
-    """Open the ledger, or write it anew from its copy if that goes further; returns as well what was lost, in words.
+    """Open the ledger, or write it anew from a file that goes further; returns as well what was lost, in words.
 
-    What lies there instead is kept as `*.damaged`. Raises UserError as `Ledger` does.
+    That is the copy, or a file set aside as `*.damaged` earlier which turns out to be whole and to contain the history
+    of the ledger. What lies in the ledger's place is set aside in turn. A copy that cannot be read counts as nothing.
+    Raises UserError as `Ledger` does, and if the disk fails; then nothing has changed.
 
     :param answers: see `Ledger`
     """
-    there, held = _steps(path), _steps(copy)
-    if not held or (there is not None and there >= held):
-        return Ledger(path, answers=answers), ""
+    fresh, reading = path.with_name(f".{path.name}.tmp"), path
     try:
-        for suffix in ("", "-wal", "-shm"):
-            lying = path.with_name(path.name + suffix)
-            if lying.exists():
-                os.replace(lying, path.with_name(f"{path.name}.damaged{suffix}"))
-        fresh = path.with_name(f".{path.name}.tmp")
-        shutil.copyfile(copy, fresh)
-        os.replace(fresh, path)
-    except OSError as error:
-        raise UserError(f"{path}: the lost ledger cannot be written anew ({error})") from None
-    return Ledger(path, answers=answers), f"the ledger (its copy goes to step {held})"
+        there, source, copy_counts = _newest(path), None, True
+        best = there or NOTHING
+        for reading in (copy, *those_aside(path)):
+            is_copy = reading == copy
+            try:
+                found = newest(reading, finished=is_copy)
+                if found.step > best.step:
+                    check(reading, NOTHING if is_copy else best, finished=is_copy)
+                    best, source = found, reading
+            except (OSError, sqlite3.OperationalError, Damaged) as error:
+                if there in (None, NOTHING) and not isinstance(error, Damaged):
+                    raise  # what cannot be read now may be all that is left
+                copy_counts = copy_counts and not is_copy
+        if source is not None:
+            reading = source
+            write_second(source, fresh, finished=source == copy)
+            set_aside(path)
+            os.replace(fresh, path)
+        ledger = Ledger(path, answers=answers)
+        if not copy_counts:
+            set_aside(copy)  # a new one is about to take its place
+    except (OSError, sqlite3.Error, Damaged) as error:
+        raise UserError(
+            f"{reading}: the ledger cannot be read, or not be written anew from there ({error}); free disk space, and "
+            "check the disk and the permissions"
+        ) from None
+    if source is None:
+        return ledger, ""
+    return ledger, f"the ledger ({'its copy' if source == copy else source.name} goes to step {best.step})"
 
 
-def _steps(path: Path) -> int | None:
-    """The newest step in a ledger's file: 0 without one or in an empty one, none in one that is damaged."""
-    if not path.exists() or not path.stat().st_size:
-        return 0
+def _newest(path: Path) -> Newest | None:
+    """As `newest`, none if the file is damaged."""
     try:
-        with closing(sqlite3.connect(path, timeout=30)) as connection:
-            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'steps'").fetchone() is None:
-                return 0
-            return int(connection.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
-    except sqlite3.OperationalError:  # it cannot be opened, and whoever opens it says why
-        return sys.maxsize
-    except sqlite3.DatabaseError:
+        return newest(path)
+    except Damaged:
         return None

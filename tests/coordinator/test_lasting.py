@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.coordinator.lasting import COPY_FILE, COPY_WRITES, LEDGER_FILE, LastingRecord, check_key
+from dedloc_kit.coordinator.lasting import (
+    COPY_FILE,
+    COPY_WRITES,
+    LEDGER_FILE,
+    LastingRecord,
+    Outage,
+    check_key,
+    despite_a_full_disk,
+)
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
@@ -121,6 +130,91 @@ def test_a_ledger_that_is_lost_while_the_run_rests_is_taken_from_its_copy(
     assert steps_in(folder) == list(range(1, 8))
 
 
+def unreadable(path: Path) -> None:
+    """As on a disk that fails: nothing is wrong with what cannot even be opened."""
+    is_folder = path.is_dir()
+    path.rename(path.with_name("elsewhere"))
+    path.touch() if is_folder else path.mkdir()
+
+
+def readable(path: Path) -> None:
+    path.rmdir() if path.is_dir() else path.unlink()
+    path.with_name("elsewhere").rename(path)
+
+
+def test_a_copy_that_cannot_be_read_counts_as_nothing(folder: Path, kept: LastingRecord) -> None:
+    record(kept, *range(1, 8))
+    kept.close()
+    unreadable(folder / "checkpoints" / COPY_FILE)
+    again = LastingRecord(folder, keep=2)
+    again.begin(info(7))
+    assert again.lost() == []
+    again.close()
+    assert steps_in(folder) == list(range(1, 8))
+    assert not list(folder.glob("*.damaged*")), "the ledger itself was never touched"
+    assert (folder / "checkpoints" / COPY_FILE).is_file(), "there is a new copy"
+
+
+@pytest.mark.parametrize("how", [os.unlink, lambda path: path.write_bytes(b"no ledger" * 99)])
+def test_a_lost_ledger_is_not_begun_anew_while_its_copy_cannot_be_read(
+    folder: Path, kept: LastingRecord, how: Callable[[Path], object]
+) -> None:
+    copy = folder / "checkpoints" / COPY_FILE
+    record(kept, *range(1, 8))
+    kept.close()
+    how(folder / LEDGER_FILE)
+    unreadable(copy)
+    with pytest.raises(UserError, match=f"{COPY_FILE}: the ledger cannot be read.*check the disk"):
+        LastingRecord(folder, keep=2)
+    readable(copy)
+    again = LastingRecord(folder, keep=2)
+    assert again.lost() == ["the ledger (its copy goes to step 7)"]
+    again.close()
+    assert steps_in(folder) == list(range(1, 8))
+
+
+def test_nothing_is_moved_before_there_is_a_whole_file_to_take_its_place(folder: Path, kept: LastingRecord) -> None:
+    record(kept, *range(1, 8))
+    kept.close()
+    put_back(folder / LEDGER_FILE)
+    before = (folder / LEDGER_FILE).read_bytes()
+    (folder / f".{LEDGER_FILE}.tmp").mkdir()  # no new file can be written, as on a full disk
+    with pytest.raises(UserError, match="written anew"):
+        LastingRecord(folder, keep=2)
+    assert (folder / LEDGER_FILE).read_bytes() == before
+    assert not list(folder.glob("*.damaged*"))
+
+
+@pytest.mark.parametrize("without_copy", [False, True])
+def test_a_ledger_that_was_set_aside_though_it_was_whole_is_taken_back(
+    folder: Path, kept: LastingRecord, without_copy: bool
+) -> None:
+    record(kept, *range(1, COPY_WRITES + 3))
+    kept.ledger.close()  # killed: nothing more is copied
+    (folder / LEDGER_FILE).rename(folder / f"{LEDGER_FILE}.damaged")
+    if without_copy:
+        (folder / "checkpoints" / COPY_FILE).unlink()
+    again = LastingRecord(folder, keep=2)
+    assert again.lost() == [f"the ledger ({LEDGER_FILE}.damaged goes to step {COPY_WRITES + 2})"]
+    again.begin(info(COPY_WRITES + 2))
+    record(again, COPY_WRITES + 3)
+    again.close()
+    assert steps_in(folder) == list(range(1, COPY_WRITES + 4))
+
+
+def test_what_was_set_aside_is_not_taken_back_if_it_is_damaged_or_of_a_history_that_was_forgotten(
+    folder: Path, kept: LastingRecord
+) -> None:
+    record(kept, *range(1, 10))
+    kept.ledger.copy(folder / f"{LEDGER_FILE}.damaged")
+    (folder / f"{LEDGER_FILE}.damaged.1").write_bytes(b"no ledger" * 99)
+    record(kept, 5, round_id="cd")
+    kept.close()
+    again = LastingRecord(folder, keep=2)
+    assert (again.lost(), again.ledger.last_step()) == ([], 5)
+    again.close()
+
+
 def test_a_ledger_that_is_behind_the_checkpoint_is_told_and_so_are_checkpoints_that_are_gone(
     folder: Path, kept: LastingRecord
 ) -> None:
@@ -216,6 +310,21 @@ def test_a_coordinator_does_not_go_on_with_another_key(tmp_path: Path) -> None:
             check_key(tmp_path)
         path.write_bytes(key)
     check_key(tmp_path)
+
+
+def test_a_ledger_that_cannot_be_written_is_an_alert_and_so_is_its_end(folder: Path, kept: LastingRecord) -> None:
+    heard = list[AnyEvent]()
+    outage = Outage("the ledger", heard.append)
+    unreadable(folder / "checkpoints")
+    for last in (COPY_WRITES, COPY_WRITES + 1):
+        with despite_a_full_disk(outage):
+            record(kept, *range(1, last + 1))
+    assert [getattr(event, "alert", False) for event in heard] == [True], "once"
+    readable(folder / "checkpoints")
+    with despite_a_full_disk(outage):
+        record(kept, COPY_WRITES + 2)
+    assert heard[1:] == [Warned(text="the ledger can be written again", alert=True)]
+    kept.close()
 
 
 def test_a_copy_that_is_gone_is_made_again(folder: Path, kept: LastingRecord) -> None:

@@ -10,7 +10,7 @@ from dedloc_kit.coordinator import saving as module
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.coordinator.saving import Saving
-from dedloc_kit.events import AnyEvent, Evaluated
+from dedloc_kit.events import AnyEvent, Evaluated, Warned
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import Take
 from dedloc_kit.records.steps import GlobalStep
@@ -48,6 +48,10 @@ def gathered() -> Iterator[Gathered]:
     made.let.set()
 
 
+def unheard(event: AnyEvent) -> None:
+    raise AssertionError(event)
+
+
 def steps_of(lasting: LastingRecord) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in lasting.checkpoints.kept()]
 
@@ -55,7 +59,7 @@ def steps_of(lasting: LastingRecord) -> list[int]:
 def test_what_a_run_went_back_to_is_kept_though_the_next_step_has_been_taken_since(tmp_path: Path) -> None:
     """Stages take their steps beside the coordinator's loop, which may look late."""
     parts, lasting = staged.states(), LastingRecord(tmp_path, keep=3)
-    saving = Saving(StagedState(staged.RUN, staged.whole, parts), lasting, lambda: None)
+    saving = Saving(StagedState(staged.RUN, staged.whole, parts), lasting, lambda: None, unheard)
     for part in [*parts, *parts]:
         staged.step(part)
     went_back = GlobalStep(step=1, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0)
@@ -67,12 +71,35 @@ def test_what_a_run_went_back_to_is_kept_though_the_next_step_has_been_taken_sin
     lasting.close()
 
 
+def test_that_no_checkpoint_can_be_written_is_an_alert_and_so_is_its_end(tmp_path: Path) -> None:
+    parts, lasting, heard = staged.states(), LastingRecord(tmp_path, keep=3), list[AnyEvent]()
+    saving = Saving(StagedState(staged.RUN, staged.whole, parts), lasting, lambda: None, heard.append)
+    folder = tmp_path / "checkpoints"
+    folder.rename(tmp_path / "elsewhere")
+    folder.touch()  # nobody can write into it, as on a file system that has become read-only
+    for _ in range(2):
+        for part in parts:
+            staged.step(part)
+        saving.save()
+    (begun,) = heard
+    assert isinstance(begun, Warned)
+    assert begun.alert
+    assert begun.text.startswith("checkpoints cannot be written: no checkpoint of step 1: ")
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
+    saving.save()
+    saving.save()
+    assert heard[1:] == [Warned(text="checkpoints can be written again", alert=True)]
+    saving.close()
+    lasting.close()
+
+
 def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_follows(
     tmp_path: Path, gathered: Gathered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAUSES", 1e9)
     lasting = LastingRecord(tmp_path, keep=3)
-    saving = Saving(gathered.state, lasting, lambda: None)
+    saving = Saving(gathered.state, lasting, lambda: None, unheard)
     gathered.step()
     saving.save()
     assert gathered.asked.wait(SECONDS)

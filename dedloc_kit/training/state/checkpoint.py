@@ -134,7 +134,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Make the folder and clear away what a crash in the middle of a save left; UserError if that fails."""
+        """Make the folder and clear away what a crash in the middle of a save left; UserError if the disk fails."""
         self.folder = folder
         self.keep = keep
         try:
@@ -212,8 +212,10 @@ class Checkpoints:
     def _marked(self) -> Best | None:
         try:
             best = Best.parse(json.loads((self.folder / _MARK).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None  # never written, or damaged: the next evaluation is the best so far
+        except OSError as error:  # not as if there were none: the best checkpoint would be removed as an old one
+            raise UserError(f"{self.folder / _MARK} cannot be read ({error.strerror}); check the disk") from None
         return best if self.path(best.step).exists() else None
 
     def _mark(self, best: Best | None) -> None:

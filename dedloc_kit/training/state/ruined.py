@@ -21,7 +21,10 @@ class Stretch(Record):
 
 
 class Ruined:
-    """Kept beside the checkpoints, in `ruined.json`; without the file, or with a damaged one, no step is lost."""
+    """Kept beside the checkpoints, in `ruined.json`; without the file, or with a damaged one, no step is lost.
+
+    Raises UserError if the file cannot be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RUINED_FILE
@@ -54,8 +57,10 @@ class Ruined:
     def _read(self) -> list[Stretch]:
         try:
             return [Stretch.parse(values) for values in json.loads(self._path.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError):
             return []
+        except OSError as error:  # not as if no step were lost: what is lost would be forgotten for good
+            raise UserError(f"{self._path} cannot be read ({error.strerror}); check the disk") from None
 
     def _write(self, stretches: list[Stretch]) -> None:
         temporary = self._path.with_name(f".{RUINED_FILE}.tmp")

@@ -272,6 +272,14 @@ def test_a_damaged_mark_is_as_none(tmp_path: Path, text: str) -> None:
     assert Checkpoints(tmp_path).best is None
 
 
+@pytest.mark.parametrize("name", ["best.json", "ruined.json"])
+def test_a_mark_that_cannot_be_read_now_is_not_as_none(tmp_path: Path, name: str) -> None:
+    """Or the best checkpoint would be removed as an old one, and one of a diverged training taken."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        Checkpoints(tmp_path)
+
+
 def test_a_mark_of_a_checkpoint_that_is_gone_is_as_none(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     a_loss(checkpoints, 1, 1.0)
