@@ -8,8 +8,8 @@ many come for the next one.
 
 After each round it is checked that all who live have ended it with the same bits, and that these are the average of
 those on the roll, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
-peers compute alike from the same bytes (checking a signature, reading a roll, decoding an average, how shares follow
-from bandwidths) is computed once, and counted for each. With --processes the rounds are shared out among as many.
+peers compute alike (checking a signature, how shares follow from bandwidths) is computed once, and counted for each.
+With --processes the rounds are shared out among as many.
 """
 
 import argparse
@@ -24,12 +24,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 from hivemind.utils import MSGPackSerializer
@@ -39,23 +38,19 @@ from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.agreement.roll import Held
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.encoding.codec import decode, read_part
 from dedloc_kit.swarm.averaging.matchmaking.group import Member
 from dedloc_kit.swarm.averaging.matchmaking.row_meeting import evened
-from dedloc_kit.swarm.averaging.reduction.parts import Averages
 from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.streams import messages
 from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.rounds.timing import BANDWIDTH_STEP
-from dedloc_kit.training import flat
+from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 VALUES, STANDS_FOR = 100_000, 18_000_000
-PART = 4 * flat.CHUNK * VALUES // STANDS_FOR
+PART = 4 * CHUNK * VALUES // STANDS_FOR
 """Values in one message at most: four times as long as it would be with 18 million, to save time."""
 BYTES_PER_VALUE: Mapping[int, float] = {Says.PART: 4.125 / 8, Says.AVERAGE: 4.125 / 8, Says.MEAN: 8.0625 / 8}
 SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
@@ -166,28 +161,6 @@ class Shared:
         self._found[key] = found, time.process_time() - began
         return found
 
-    @contextmanager
-    def everywhere(self) -> Iterator[None]:
-        """In all that peers do."""
-        record = messages.record
-
-        def read(kind: type[R], content: bytes) -> R:
-            read_: R = self.once((kind, content), lambda: _read(record(kind, content)))
-            return read_
-
-        def decoded(averages: Averages, encoded: bytes, place: Tensor) -> None:
-            place.copy_(self.once(("average", encoded), lambda: decode(read_part(encoded), len(place))))
-
-        with patch.object(messages, "record", read), patch.object(Averages, "decode", decoded):
-            yield
-
-
-def _read(record: R) -> R:
-    if isinstance(record, Held):  # what each peer asks of it
-        assert record.roll.counted
-        assert record.roll.name
-    return record
-
 
 class SharedSigner:
     """Signs for any peer with the same real key: as many bytes and as dear as if each had its own."""
@@ -205,6 +178,13 @@ class SharedSigner:
     def _opened(self, kind: type[R], data: bytes) -> tuple[str, R]:
         name, signed = MSGPackSerializer.loads(data)
         return name, self._signer.open(kind, signed)[1]
+
+
+class FineLayout(FlatLayout):
+    """A flat vector in pieces of at most `PART` values."""
+
+    def pieces(self, begin: int, end: int, length: int) -> Iterator[tuple[int, int]]:
+        return super().pieces(begin, end, min(length, PART))
 
 
 class Crowd(Party):
@@ -226,7 +206,7 @@ class Crowd(Party):
         gradients = _gradients(len(peers), rng.randrange(2**31))
         super().__init__(gradients, samples, compression="4bit", patience=patience)
         shares, rows = plan
-        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares), tuple(rows))
+        self.plan = Plan(self.plan.members, FineLayout.of([gradients[0]]), tuple(shares), tuple(rows))
         self._signers = [SharedSigner(name, signer, self.shared) for name in self.plan.members]
         self._introductions = [self._introduction(number) for number in range(len(peers))]
 
@@ -356,8 +336,7 @@ def _simulate(count: int, rounds: int, seed: int, options: argparse.Namespace) -
     peers = [_newcomer(next(numbers), rng, n < options.reachable * count) for n in range(count)]
     before, guess, results = _resident(), FIRST_GUESS, list[Result]()
     for _ in range(rounds):
-        with patch.object(flat, "CHUNK", PART):
-            result, dead = _round(peers, signer, rng, guess, options)
+        result, dead = _round(peers, signer, rng, guess, options)
         results.append(result)
         guess = median(result.seconds for result in results)
         gone = [peers[number].reachable for number in sorted(dead)]
@@ -399,7 +378,7 @@ def _round(
     balancing = time.process_time() - began
     crowd = Crowd(peers, lines, signer, (shares, rows), Patience(options.patience, options.patience + START), rng)
     dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
-    with crowd.shared.everywhere(), simulated.running() as runner:
+    with simulated.running() as runner:
         crowd.shared.seconds = 0.0
         began, start = time.process_time(), simulated.now
         outcomes = runner.run(_meet(crowd, {n: rng.uniform(0.0, guess) for n in dead}, rng, options.break_off))
