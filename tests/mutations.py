@@ -196,7 +196,7 @@ MUTATIONS = (
     Mutation(
         "a bucket's server leads a peer into its own network",
         "bucket/fetching.py",
-        "if trusted or _is_public(address)]",
+        "if trusted or is_public(address)]",
         "if trusted or address]",
         "tests/bucket/test_reading.py -k refused_at_once",
     ),
@@ -2229,6 +2229,13 @@ MUTATIONS = (
         ' and scheme.lower() == "bearer"',
         "",
         "tests/api/test_app.py -k without_the_key",
+    ),
+    Mutation(
+        "a page in a browser may ask the API under a name of its own",
+        "api/app.py",
+        "if key is None and not _reached_by(",
+        "if False and not _reached_by(",
+        "tests/api/test_app.py -k stands_for_this_machine",
     ),
     Mutation(
         "a body of the API may have any size",

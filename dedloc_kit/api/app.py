@@ -2,9 +2,10 @@
 
 import hmac
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -16,15 +17,21 @@ from dedloc_kit.api.errors import ApiError, told
 from dedloc_kit.api.forms import ChatForm, CompletionForm
 from dedloc_kit.api.generating import Generator, Served
 from dedloc_kit.api.requests import AnyRequest, ChatRequest, CompletionRequest, parse
+from dedloc_kit.machine.addresses import is_address, is_loopback
 
 MAX_BODY = 1024 * 1024
 """Bytes of a request."""
 
 
-def create_app(served: Served, key: str | None) -> FastAPI:
+def create_app(served: Served, key: str | None, hosts: Collection[str] = (), *, elsewhere: bool = False) -> FastAPI:
     """The API of one model.
 
+    Without a key it answers only requests whose Host is this machine's own: a page in somebody's browser may let its
+    name stand for another address (DNS rebinding), and is then free to read what the server behind that says.
+
     :param key: what callers must show as `Authorization: Bearer KEY`; None if everybody may ask
+    :param hosts: names by which it may be reached without a key
+    :param elsewhere: other machines may ask as well, by any address: a page cannot choose what an address stands for
     """
     generator = Generator(served)
 
@@ -33,7 +40,10 @@ def create_app(served: Served, key: str | None) -> FastAPI:
         yield
         generator.close()
 
-    async def check_key(request: Request) -> None:
+    async def check_caller(request: Request) -> None:
+        if key is None and not _reached_by(name := _host(request), hosts, elsewhere):
+            message = f"without a key this server does not answer to the name {name:.200}; start it with --allow-host"
+            raise ApiError(403, message, code="host_not_allowed")
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         if key is not None and not (hmac.compare_digest(shown.encode(), key.encode()) and scheme.lower() == "bearer"):
             message = "this server needs its key, as `Authorization: Bearer KEY`"
@@ -48,7 +58,9 @@ def create_app(served: Served, key: str | None) -> FastAPI:
             message = f"there is no model {model:.200} here; this server has {served.name}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_key)], openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        lifespan=lifespan, dependencies=[Depends(check_caller)], openapi_url=None, docs_url=None, redoc_url=None
+    )
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, lambda _, error: told(error).response())
@@ -72,6 +84,18 @@ def create_app(served: Served, key: str | None) -> FastAPI:
         return begin(parse(CompletionRequest, await _body(request)), CompletionForm)
 
     return app
+
+
+def _host(request: Request) -> str:
+    """What stands in the header Host, without the port; empty if that is no host."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _reached_by(name: str, hosts: Collection[str], elsewhere: bool) -> bool:
+    return is_loopback(name) or name in hosts or (elsewhere and is_address(name))
 
 
 async def _body(request: Request) -> bytes:

@@ -35,7 +35,9 @@ class Sampling:
     """Of the answers to one request; used as a logits processor."""
 
     def __init__(self, asked: AnyRequest) -> None:
-        self._temperature = 1.0 if asked.temperature is None else asked.temperature
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        # What is 0 as a float32 would make 0 / 0 of the likeliest token.
+        self._temperature = temperature if temperature >= torch.finfo(torch.float32).tiny else 0.0
         self._top_p = 1.0 if asked.top_p is None else asked.top_p
         self._alternatives = asked.alternatives()
         seed = secrets.randbits(63) if asked.seed is None else asked.seed

@@ -6,7 +6,6 @@ reaches some that the server does not, its router's pages or a cloud's metadata.
 
 import asyncio
 import io
-import ipaddress
 import re
 import ssl
 from collections.abc import Callable, Collection
@@ -16,6 +15,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
+from dedloc_kit.machine.addresses import is_public
 from dedloc_kit.version import __version__
 
 MAX_REDIRECTS = 5
@@ -77,7 +77,7 @@ async def _connect(url: SplitResult, trusted: bool) -> tuple[asyncio.StreamReade
     port = url.port or (443 if url.scheme == "https" else 80)
     found = [str(info[4][0]) for info in await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)]
     # What is looked at here is what is connected to: a name may stand for another address a moment later.
-    addresses = [address for address in dict.fromkeys(found) if trusted or _is_public(address)]
+    addresses = [address for address in dict.fromkeys(found) if trusted or is_public(address)]
     if not addresses:
         raise Refused("leads to an address that is not on the Internet")
     context = _tls() if url.scheme == "https" else None
@@ -141,13 +141,6 @@ async def _content(
         begin += len(data)
         came(len(data))
     return view
-
-
-def _is_public(address: str) -> bool:
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    inner = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    parsed = inner or parsed
-    return parsed.is_global and not parsed.is_multicast
 
 
 @cache

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from dedloc_kit.machine.addresses import is_public
 from dedloc_kit.machine.dialling import host_and_port, number_of
 
 PERIOD = 60.0
@@ -94,6 +95,6 @@ def _network_of(host: str) -> ipaddress.IPv4Network | None:
     for network in _NOT_THE_WORLD:
         if address in network:
             return network
-    if not address.is_global or address.is_multicast:
+    if not is_public(host):
         raise ValueError(f"{host} is nobody's address")
     return None

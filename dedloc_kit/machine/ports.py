@@ -1,7 +1,8 @@
 """Whether the world can reach a coordinator, and what its organizer can do about it."""
 
-import ipaddress
 from collections.abc import Sequence
+
+from dedloc_kit.machine.addresses import is_loopback, is_public
 
 
 def advice(addresses: Sequence[str], page_port: int) -> str:
@@ -18,9 +19,9 @@ def advice(addresses: Sequence[str], page_port: int) -> str:
             f"volunteers must reach TCP ports {swarm_port} (the swarm) and {page_port} (this page): open both in the "
             "firewalls between; a line here tells when the first volunteer got in"
         )
-    if all(_is_loopback(host) for host in hosts):
+    if all(is_loopback(host) for host in hosts):
         return f"only this machine can join: the swarm is announced at {', '.join(sorted(hosts))}"
-    private = ", ".join(sorted(host for host in hosts if not _is_loopback(host)))
+    private = ", ".join(sorted(host for host in hosts if not is_loopback(host)))
     return (
         f"only machines in this network can join: the swarm is announced at {private}; to let in the "
         f"world, forward TCP ports {swarm_port} and {page_port} of the router to this machine and start again with "
@@ -31,13 +32,6 @@ def advice(addresses: Sequence[str], page_port: int) -> str:
 def _is_public(host: str) -> bool:
     """A name is taken to be public: somebody has chosen it to be announced."""
     try:
-        return ipaddress.ip_address(host).is_global
+        return is_public(host)
     except ValueError:
-        return True
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return not is_loopback(host)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -152,10 +152,17 @@ def events(answer: requests.Response) -> list[Any]:
 
 
 @contextmanager
-def serving(*, at_once: int = 4, key: str | None = None, template: str | None = TEMPLATE) -> Iterator[Api]:
+def serving(
+    *,
+    at_once: int = 4,
+    key: str | None = None,
+    template: str | None = TEMPLATE,
+    hosts: Collection[str] = (),
+    elsewhere: bool = False,
+) -> Iterator[Api]:
     served = Served("river/tiny", tiny(), tokenizer(template), at_once)
     listener = listen("127.0.0.1", 0)
-    server = Server(create_app(served, key), listener)
+    server = Server(create_app(served, key, hosts, elsewhere=elsewhere), listener)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -275,6 +275,47 @@ def test_without_the_key_nothing_is_answered() -> None:
         assert requests.get(f"{api.url}/v1/models", headers=right, timeout=DEADLINE).status_code == 200
 
 
+LOOPBACK = ("127.0.0.1", "localhost:8001", "LOCALHOST", "[::1]:8001", "[::ffff:127.0.0.1]")
+ADDRESSES = ("192.168.1.5:8001", "[2001:db8::1]")
+NAMES = (
+    "evil.example:8001",
+    "127.0.0.1.evil.example",
+    "localhost@evil.example",
+    "localhost.evil.example",
+    "River.example",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "answered"),
+    [
+        ({}, LOOPBACK),
+        ({"hosts": ["river.example"]}, (*LOOPBACK, "River.example")),
+        ({"elsewhere": True}, (*LOOPBACK, *ADDRESSES)),
+        ({"key": KEY}, (*LOOPBACK, *ADDRESSES, *NAMES)),
+    ],
+)
+def test_without_a_key_a_page_whose_name_stands_for_this_machine_gets_nothing(
+    options: dict[str, Any], answered: tuple[str, ...]
+) -> None:
+    """A browser sends the page's own name as Host, and lets the page read the answer."""
+    with serving(**options) as api:
+        for host in (*LOOPBACK, *ADDRESSES, *NAMES):
+            headers = {"Host": host, "Authorization": f"Bearer {KEY}"}
+            if host in answered:
+                assert requests.get(f"{api.url}/v1/models", headers=headers, timeout=DEADLINE).status_code == 200, host
+            else:
+                assert "--allow-host" in api.error(api.chat(headers=headers), 403)["message"]
+        assert api.model.passes == 0
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 5e-324, 1e-38])
+def test_with_next_to_no_temperature_the_likeliest_token_is_taken(api: Api, temperature: float) -> None:
+    answers = [api.complete(temperature=each, max_tokens=4) for each in (0, temperature)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+
+
 def test_a_gap_in_the_layers_is_named(api: Api) -> None:
     api.model.failure = NoRoute((LayerRange(4, 8), LayerRange(10, 11)))
     for stream in (False, True):

@@ -15,7 +15,8 @@ from dedloc_kit.dashboard.http import connections, limits
 from tests.api.serving import DEADLINE, Api, serving
 
 HEAD = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 1000000\r\n\r\n"
 )
 
 

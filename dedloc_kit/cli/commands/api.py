@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from dedloc_kit.cli.options import Commands, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.addresses import is_loopback
 
 if TYPE_CHECKING:
     from dedloc_kit.api.generating import Served
 
 MIN_KEY = 16
 """Characters: a shorter one might be guessed."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def add(commands: Commands) -> None:
@@ -24,6 +24,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--port", type=int, default=8001, help="0 takes a free one; default: %(default)s")
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="holds the key that callers must show; default: anyone may ask"
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this machine by which callers without a key may reach it; may be given again",
     )
     parser.add_argument(
         "--at-once", type=positive, default=4, metavar="N", help="requests answered at a time; default: %(default)s"
@@ -39,9 +46,11 @@ def run(options: argparse.Namespace) -> None:
     console = Console(highlight=False, markup=False)
     key = read_key(options.key_file) if options.key_file else None
     listener = listen(options.host, options.port)  # first: that the port is taken shows at once
-    server = Server(create_app(load(options.invitation, options.at_once), key), listener)
+    elsewhere = not is_loopback(options.host)
+    hosts = [name.lower() for name in (options.host, *options.allow_host)]
+    server = Server(create_app(load(options.invitation, options.at_once), key, hosts, elsewhere=elsewhere), listener)
     console.print(f"the API is at {url_of(options.host, listener.getsockname()[1])}/v1", soft_wrap=True)
-    if key is None and options.host not in LOOPBACK:
+    if key is None and elsewhere:
         console.print("whoever reaches this address may ask; --key-file FILE lets only those who know a key")
     with suppress(KeyboardInterrupt):
         server.run()

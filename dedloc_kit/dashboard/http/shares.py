@@ -4,6 +4,8 @@ import ipaddress
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+from dedloc_kit.machine.addresses import parse
+
 Holder = TypeVar("Holder", bound=Hashable)
 
 
@@ -55,11 +57,9 @@ class Shares(Generic[Holder]):
 def household(host: str) -> str:
     """Whose share a host counts for: of IPv6 the network that one household has; empty for what is no address."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = parse(host)
     except ValueError:  # a proxy may name anything
         return ""
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is None:
-            return str(ipaddress.ip_network((int(address), 64), strict=False))
-        address = address.ipv4_mapped  # as a socket for both kinds names it
+        return str(ipaddress.ip_network((int(address), 64), strict=False))
     return str(address)
