@@ -49,7 +49,6 @@ class Lamb(LayerwiseOptimizer):
             "weight_decay": weight_decay,
             "max_weight_norm": max_weight_norm,
         }
-        self._largest = 0  # of the parameters
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -61,12 +60,12 @@ class Lamb(LayerwiseOptimizer):
                 "exp_avg": torch.zeros_like(param, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
             }
-            self._largest = max(self._largest, param.numel())
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         # For r + weight_decay x of the largest parameter, or of several small ones.
-        room = _scratch.of(self._largest, params[0].device)
-        for some in _that_fit(params, self._largest):
+        largest = max(param.numel() for param in params)
+        room = _scratch.of(largest, params[0].device)
+        for some in _that_fit(params, largest):
             self._update_some(some, group, room)
 
     def _update_some(self, params: list[Tensor], group: dict[str, Any], room: Tensor) -> None:

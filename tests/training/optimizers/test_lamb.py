@@ -140,6 +140,16 @@ def test_a_peer_that_copies_parameters_and_state_tensors_goes_on_with_the_same_b
     assert all(torch.equal(param, copied) for param, copied in zip(ours, theirs, strict=True))
 
 
+def test_a_deep_copy_goes_on_with_the_same_bits() -> None:
+    parameter = torch.nn.Parameter(torch.randn(64, generator=torch.Generator().manual_seed(0)))
+    optimizer = Lamb([parameter], lr=0.1)
+    other, copied = copy.deepcopy((parameter, optimizer))
+    for its, updated in ((parameter, optimizer), (other, copied)):
+        its.grad = torch.ones(64)
+        updated.step()
+    assert torch.equal(parameter, other)
+
+
 def test_a_state_dict_round_trip_goes_on_with_the_same_bits() -> None:
     param = torch.nn.Parameter(torch.ones(5))
     optimizer = Lamb([param], lr=0.1)
