@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale rounds footprint optimizer data \
 	continuing task images dashboard lent_lines hostile mishaps attacks checks serving pipeline square_cube experts
 
-.PHONY: install demo test test-slow check format bench smollm2
+.PHONY: install demo test test-real soak check format bench smollm2
 
 install: .venv/.installed
 
@@ -20,18 +20,25 @@ install: .venv/.installed
 demo: install
 	$(BIN)/dedloc demo
 
-# Tests often wait for peers, so more run at a time than a small machine has cores, and no thread may wait by spinning.
-test test-slow: export OMP_WAIT_POLICY = passive
-# Every process of every peer would compile the package anew.
-test test-slow: export PYTHONDONTWRITEBYTECODE =
+# Real peers often wait for each other, so more tests run at a time than a small machine has cores, and no thread may
+# wait by spinning. Every process of every peer would compile the package anew.
+test test-real soak: export OMP_WAIT_POLICY = passive
+test test-real soak: export PYTHONDONTWRITEBYTECODE =
 
+# The three tiers are described in CONTRIBUTING.md.
 test: install
 	$(BIN)/python -m pytest -n 4 --dist worksteal
 
-# Only the modules that hold slow tests: each of the processes imports what it collects. They begin in their order, the
+# Only the modules that hold such tests: each of the processes imports what it collects. They begin in their order, the
 # longest ones first: one that was left for the end would keep a core idle.
-test-slow: install
-	$(BIN)/python -m pytest -m slow -n 3 --dist load --maxschedchunk 1 $$(grep -rl --include='test_*.py' mark.slow tests)
+test-real: install
+	$(BIN)/python -m tests.second_try -m real -n 3 --dist load --maxschedchunk 1 \
+		$$(grep -rl --include='test_*.py' mark.real tests)
+
+# ROOM is a folder of tests, such as swarm/averaging; without it, everything.
+soak: install
+	$(BIN)/python -m pytest -m soak -n 3 --dist load --maxschedchunk 1 \
+		$$(grep -rl --include='test_*.py' mark.soak tests/$(ROOM))
 
 check: install
 	$(BIN)/ruff format --check .

@@ -97,7 +97,7 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("few_documents")
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def published_model(texts: list[str], folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -277,6 +277,7 @@ def test_the_check_finds_who_reaches_in(line: str, found: list[str]) -> None:
     assert reaches_in(line) == found
 
 
+@pytest.mark.child
 def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
     assert loaded_by("import dedloc_kit") - loaded_by("pass") == {"dedloc_kit", "__future__"}
 
@@ -321,10 +322,12 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(output.splitlines()[-1]))
 
 
+@pytest.mark.child
 def test_importing_the_package_loads_neither_torch_nor_hivemind_nor_pydantic() -> None:
     assert not loaded_by("import dedloc_kit") & (HEAVY | {"pydantic"})
 
 
+@pytest.mark.child
 def test_importing_the_foundation_and_the_surfaces_loads_neither_torch_nor_hivemind() -> None:
     names = [
         "dedloc_kit." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -335,6 +338,7 @@ def test_importing_the_foundation_and_the_surfaces_loads_neither_torch_nor_hivem
     assert not loaded_by(f"import {', '.join(names)}") & HEAVY
 
 
+@pytest.mark.child
 def test_importing_the_package_takes_less_than_three_tenths_of_a_second() -> None:
     # Processor time, the interpreter's own start included: what else the machine is doing does not count.
     def seconds() -> float:

@@ -91,6 +91,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     return Training(run, create_task(run), 0)
 
 
+@pytest.mark.soak
 def test_who_climbs_is_found_accounts_falsely_and_is_gone_a_step_later(training: Training) -> None:
     _, found = training.play(ATTACKS["sign"], CHECKED, START)
     assert found.suspended_after == [2] * HOSTILE
@@ -98,7 +99,7 @@ def test_who_climbs_is_found_accounts_falsely_and_is_gone_a_step_later(training:
     assert found.reasons == {"its microbatch has another gradient than it says": HOSTILE}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("attack", "after", "reason"),
     [
@@ -121,7 +122,7 @@ def test_who_attacks_is_found_for_what_it_does_and_gone_a_step_later(
     assert found.reasons == {reason: HOSTILE}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("attack", ["covers", "accuses"])
 def test_checkers_that_lie_are_gone_in_the_end_and_convict_nobody_honest(training: Training, attack: str) -> None:
     _, found = training.play(ATTACKS[attack], CHECKED, START)
@@ -129,7 +130,7 @@ def test_checkers_that_lie_are_gone_in_the_end_and_convict_nobody_honest(trainin
     assert found.honest_suspended == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_names_what_it_has_computed_stays(training: Training) -> None:
     _, found = training.play(ATTACKS["none"], CHECKED, START)
     assert found.suspended_after == [None] * HOSTILE
@@ -138,7 +139,7 @@ def test_who_names_what_it_has_computed_stays(training: Training) -> None:
     assert found.check_share == 0.5, "each contribution is computed once more"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_pledged_or_not_the_same_training_comes_to_the_same_place(training: Training) -> None:
     pledged, _ = training.play(ATTACKS["none"], CHECKED, START)
     plain, _ = training.play(ATTACKS["none"], Defence(MeanReducer, claimed), START)

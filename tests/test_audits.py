@@ -21,7 +21,7 @@ CHEATS = {
 HONEST = ("one", "two", "three", "four")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_of_eight_volunteers_four_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
     write_text(tmp_path)
@@ -50,7 +50,7 @@ def test_of_eight_volunteers_four_that_cheat_are_found_and_sent_away_and_the_oth
         assert {each.peer for each in kicked} == {cheat.joined.peer for cheat in cheats.values()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_machine_that_computes_wrongly_is_told_so_and_gives_nothing_and_the_others_train_on(tmp_path: Path) -> None:
     write_text(tmp_path)
     run = text_run(tmp_path, "causal").model_copy(

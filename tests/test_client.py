@@ -267,6 +267,7 @@ def test_an_invitation_that_cannot_be_kept_is_explained(tmp_path: Path) -> None:
         keep_invitation(tmp_path / "missing", "http://one", invited(tiny_run(), (NOBODY,)))
 
 
+@pytest.mark.real
 def test_who_joined_before_tries_the_peers_it_knows_when_the_coordinator_is_down(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
@@ -281,6 +282,7 @@ def test_who_joined_before_tries_the_peers_it_knows_when_the_coordinator_is_down
         assert (told in " ".join(result.stdout.split())) is not coordinator_is_up
 
 
+@pytest.mark.soak
 def test_a_peer_cannot_be_both_a_client_and_reachable(tmp_path: Path) -> None:
     result = dedloc("join", "invitation.json", "--client-mode", "--reachable", folder=tmp_path)
     assert result.returncode == 2

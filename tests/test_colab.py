@@ -22,7 +22,7 @@ PIP = "pip==24.1.2"
 SOURCES = ("varint-1.0.2", "prefetch_generator-1.0.3", "python_baseconv-1.2.2")
 PLATFORM = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (5, 12, 17, 28)] + ["--platform=manylinux2014_x86_64"]
 
-pytestmark = pytest.mark.slow  # all of them ask the package index
+pytestmark = pytest.mark.soak  # all of them ask the package index
 
 
 def canonical(name: str) -> str:

@@ -79,7 +79,7 @@ def assert_all_ended_there(decay: Decay, coordinator: Peer, volunteers: Sequence
         assert difference(coordinator.parameters(), other) > 1e-4, "another step to begin with would have been noticed"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_whose_decay_is_ordered_ends_where_a_plain_loop_does_and_a_newcomer_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_run_whose_decay_is_ordered_ends_where_a_plain_loop_does_and_a_newcome
     assert_all_ended_there(decay, coordinator, volunteers)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_decay_survives_that_the_coordinator_dies_before_it_begins_and_before_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,7 @@ def test_without_an_installation_it_is_said_how_to_get_one(monkeypatch: pytest.M
         running_wheel.__wrapped__()
 
 
+@pytest.mark.soak
 def test_pip_installs_the_wheel_and_then_again_only_if_its_content_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ installers = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.soak
 @installers
 def test_what_a_man_in_the_middle_puts_into_the_wheel_is_refused(
     installer: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +175,7 @@ def test_what_a_man_in_the_middle_puts_into_the_wheel_is_refused(
     coordinator.stop()
 
 
+@pytest.mark.soak
 def test_another_process_with_other_settings_packs_the_same_bytes(tmp_path: Path) -> None:
     code = "import os; os.umask(0); from dedloc_kit.distribution import running_wheel; print(running_wheel().pinned)"
     environment = {**os.environ, "TZ": "Asia/Dhaka", "PYTHONHASHSEED": "7", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "1"}
@@ -187,6 +190,7 @@ def test_the_bytes_do_not_depend_on_the_version_of_zlib() -> None:
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
+@pytest.mark.soak
 def test_the_wheel_is_made_without_torch_and_hivemind() -> None:
     code = "import sys; from dedloc_kit.distribution import running_wheel; running_wheel(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -16,7 +16,7 @@ MAD = {"learning_rate": 1e20, "warmup_steps": 0, "total_steps": 1000}
 NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_run_with_a_mad_learning_rate_says_that_it_has_diverged_and_resumes_from_before(tmp_path: Path) -> None:
     run = tiny_run(global_batch=16, optimizer=MAD)
@@ -37,7 +37,7 @@ def test_a_run_with_a_mad_learning_rate_says_that_it_has_diverged_and_resumes_fr
         again.wait_for(Warned, lambda event: "a training that had diverged" in event.text)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_what_volunteers_claim_of_their_losses_ruins_no_checkpoint(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=16, data=NOTHING_HELD_OUT), tmp_path) as swarm:

@@ -120,7 +120,7 @@ class Dying:
                 assert digest in [each.get((expert, step)) for each in others], (dead, expert, step)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_hosts_die_and_stall_and_no_expert_loses_a_step_until_all_who_have_it_are_gone(tmp_path: Path) -> None:
     with Swarm(mixed_run(global_batch=BATCH), tmp_path) as swarm:

@@ -10,6 +10,7 @@ from tests.fork_server import Forked, said_by
 from tests.swarm.harness import processes_of
 
 
+@pytest.mark.soak
 def test_a_forked_process_has_its_own_streams_and_environment_and_tells_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,14 +29,17 @@ def test_a_forked_process_has_its_own_streams_and_environment_and_tells_its_exit
     assert b"Expecting value" in (tmp_path / "errors").read_bytes()
 
 
+@pytest.mark.soak
 def test_what_is_forked_reads_the_environment_of_the_hub_itself() -> None:
     assert said_by("import sys; print('huggingface_hub' in sys.modules)") == "False\n"
 
 
+@pytest.mark.soak
 def test_temporary_files_of_what_is_forked_lie_where_its_own_environment_says(tmp_path: Path) -> None:
     assert said_by("import tempfile; print(tempfile.gettempdir())", TMPDIR=str(tmp_path)) == f"{tmp_path}\n"
 
 
+@pytest.mark.soak
 def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
     with (tmp_path / "errors").open("wb") as errors:
         process = Forked(["json.tool"], os.environ, errors)
@@ -57,6 +61,7 @@ worker.stop()
 """
 
 
+@pytest.mark.soak
 def test_a_worker_that_a_forked_process_starts_is_forked_where_that_was(tmp_path: Path) -> None:
     assert said_by(STARTS_ANOTHER, FOLDER=str(tmp_path)) == "True True\n"
 
@@ -71,6 +76,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.soak
 def test_who_is_killed_while_it_holds_a_lock_stops_no_other_process(tmp_path: Path) -> None:
     with (tmp_path / "errors").open("wb") as errors:
         for _ in range(2):

@@ -322,6 +322,7 @@ def start_writer(path: Path, until: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.soak
 def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(path: Path) -> None:
     seen = 0
     for life in range(3):
@@ -343,6 +344,7 @@ def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(path: Pat
         ledger.close()
 
 
+@pytest.mark.soak
 def test_a_reader_in_another_process_sees_whole_steps_while_the_writer_writes(path: Path) -> None:
     writer = start_writer(path, 300)
     assert writer.stdout is not None

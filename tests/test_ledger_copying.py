@@ -84,6 +84,7 @@ def with_value(column: str, value: object) -> Change:
     return change
 
 
+@pytest.mark.soak
 def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: Path, copy: Path, empty: Path) -> None:
     restore(empty, copy)
     assert everything(empty) == everything(path)
@@ -94,6 +95,7 @@ def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: 
     assert everything(empty) == everything(path)
 
 
+@pytest.mark.soak
 def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
     copy: Path, path: Path, empty: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
             restore(empty, archive)
 
 
+@pytest.mark.soak
 def test_a_restored_ledger_forgets_what_it_held_before(copy: Path, path: Path, empty: Path) -> None:
     ledger = Ledger(empty)
     ledger.record_step(a_step(9), {"12D3KooEmil": given(9, 10, 10)})
@@ -126,6 +129,7 @@ def test_a_large_ledger_travels_in_batches(path: Path, tmp_path: Path, monkeypat
     assert parquet.ParquetFile(tmp_path / "copy" / "contributions.parquet").num_row_groups == 3
 
 
+@pytest.mark.soak
 def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Path, empty: Path) -> None:
     for name in ("steps", "parts", "contributions", "evaluations"):
         table = parquet.read_table(copy / f"{name}.parquet")
@@ -237,6 +241,7 @@ def test_a_file_that_says_that_it_is_too_large_is_not_opened(copy: Path, monkeyp
                 filling._opened(copy / "steps.parquet")
 
 
+@pytest.mark.soak
 def test_a_file_of_some_hundred_bytes_that_unpacks_to_gigabytes_gets_no_memory(copy: Path, empty: Path) -> None:
     file, rows = copy / "parts.parquet", 2000
     schema = parquet.read_schema(file)

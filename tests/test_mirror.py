@@ -43,6 +43,7 @@ def test_evaluations_come_with_their_samples(coordinator: Dashboard) -> None:
     assert (measured.step, measured.evaluation) == (3, Evaluation(loss=1.5, samples=(GAP,)))
 
 
+@pytest.mark.soak
 def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
     coordinator: Dashboard, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
         assert command.errors() == ""
 
 
+@pytest.mark.soak
 def test_a_mirror_of_nothing_is_refused_with_the_fix(tmp_path: Path) -> None:
     done = dedloc("dashboard", tmp_path / "none", "--folder", tmp_path / "m", folder=tmp_path)
     assert_refused(done, "there is no invitation at")

@@ -26,6 +26,7 @@ STEPS = 5
 TASKS, PATIENT = "tests.tiny_mixed", "tests.patient_mixed"
 
 
+@pytest.mark.real
 def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_plain_loop(tmp_path: Path) -> None:
     run = mixed_run()
     with Swarm(run, tmp_path) as swarm:
@@ -64,7 +65,7 @@ def test_volunteers_and_a_coordinator_with_all_experts_take_the_steps_of_one_pla
     assert relative(tensors, state_of(loop)) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpoints_hold_what_hosts_have(
     tmp_path: Path,
 ) -> None:
@@ -110,7 +111,7 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
     assert len(list((coordinator.config.folder / "experts").glob("*.safetensors"))) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_while_the_coordinator_is_away_volunteers_wait_and_it_comes_back_with_trunk_and_experts(tmp_path: Path) -> None:
     with Swarm(mixed_run(), tmp_path) as swarm:
         first = swarm.coordinator(task_module=TASKS)

@@ -81,12 +81,14 @@ class Server:
         )
 
 
+@pytest.mark.soak
 def test_a_round_trip_takes_at_least_twice_the_delay(network: Network) -> None:
     with Server(network) as server:
         answer, _ = server.client(1, 0).communicate(timeout=60)
     assert float(answer) >= 0.040
 
 
+@pytest.mark.soak
 def test_nothing_passes_a_line_faster_than_its_rate_and_every_byte_is_counted(network: Network) -> None:
     with Server(network) as server:
         began = time.monotonic()
@@ -105,6 +107,7 @@ def test_nothing_passes_a_line_faster_than_its_rate_and_every_byte_is_counted(ne
     assert traffic[2].sent <= sent <= network.traffic()[2].sent
 
 
+@pytest.mark.soak
 def test_a_host_that_was_cut_off_goes_on_with_the_same_connection_once_it_is_restored(network: Network) -> None:
     with Server(network) as server:
         client = server.client(1, 1000, "wait for a line")
@@ -123,6 +126,7 @@ def test_a_host_that_was_cut_off_goes_on_with_the_same_connection_once_it_is_res
     assert float(answer) > 1.0
 
 
+@pytest.mark.soak
 def test_two_networks_at_once_have_nothing_in_common(network: Network) -> None:
     with Network(2, mbit=0.0, delay_ms=0.0) as other, Server(other) as server:
         server.client(1, 1000).communicate(timeout=60)
@@ -130,6 +134,7 @@ def test_two_networks_at_once_have_nothing_in_common(network: Network) -> None:
     assert network.traffic()[1].sent == 0
 
 
+@pytest.mark.soak
 def test_a_killed_benchmark_leaves_no_emulator_behind(network: Network) -> None:
     code = """
 from benchmarks.lib.network import Network
@@ -155,6 +160,7 @@ with Network(1) as network:
         time.sleep(0.02)
 
 
+@pytest.mark.soak
 def test_an_impossible_host_is_named(network: Network) -> None:
     with pytest.raises(ValueError, match="cut 7"):
         network.cut(7)
@@ -167,6 +173,7 @@ def test_a_network_is_given_as_a_rate_and_a_round_trip() -> None:
         parse_line("fast")
 
 
+@pytest.mark.soak
 def test_the_loopback_works_for_everyone() -> None:
     with open_network(None, hosts=2) as network:
         done = subprocess.run([*network.run_in(1), sys.executable, "-c", "print(1)"], capture_output=True, check=True)

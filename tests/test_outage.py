@@ -81,7 +81,7 @@ def command(network: Network, host: int, folder: Path, *arguments: str) -> Itera
         running.process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_work_afterwards(
     network: Network, tmp_path: Path

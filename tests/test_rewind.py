@@ -47,7 +47,7 @@ def assert_one_history(coordinator: Peer, *rewound: int) -> None:
     ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_take_over_a_checkpoint_with_the_same_step_and_so_does_who_comes_late(tmp_path: Path) -> None:
     averaging = {"mode": "local-steps", "local_batch": 8}  # the tests below do without
     with Swarm(tiny_run(global_batch=64, averaging=averaging), tmp_path) as swarm:
@@ -82,7 +82,7 @@ def test_all_take_over_a_checkpoint_with_the_same_step_and_so_does_who_comes_lat
         assert difference(coordinator.parameters(), peer.parameters()) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("rate", [1e20, 1e38], ids=["finite-parameters", "infinite-parameters"])
 def test_a_run_that_has_diverged_at_once_begins_again_with_a_rate_that_it_can_bear(tmp_path: Path, rate: float) -> None:
     mad = {"learning_rate": rate, "warmup_steps": 0, "total_steps": 1000}
@@ -102,7 +102,7 @@ def test_a_run_that_has_diverged_at_once_begins_again_with_a_rate_that_it_can_be
     assert_one_history(coordinator, step)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_order_that_is_given_while_the_coordinator_is_down_is_done_when_it_is_back(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
         first = swarm.coordinator(checkpoint_every=1, keep_checkpoints=100)

@@ -54,6 +54,7 @@ def test_a_helper_is_started_by_a_command_that_exists() -> None:
     assert (options.command, options.client_mode) == ("lend", False)
 
 
+@pytest.mark.child
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 @pytest.mark.parametrize(
     "question", [["verify", "--recursive-errors=no"], ["security", "--offline=true", f"--threshold={MAX_EXPOSED}"]]
@@ -74,7 +75,7 @@ def sandboxed(folder: Path, program: Sequence[str]) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, SANDBOX)), reason="it takes root and systemd's tools"
 )

@@ -113,6 +113,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield made
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_generate_writes_the_same(served: Served, way: str) -> None:
     local = written(served.whole, **WAYS[way])
@@ -120,6 +121,7 @@ def test_each_way_to_generate_writes_the_same(served: Served, way: str) -> None:
     assert local[:, 8:].unique().numel() > 3
 
 
+@pytest.mark.soak
 def test_gradients_go_through_the_servers(served: Served) -> None:
     gradients = []
     for each in (served.whole, served.model):
@@ -130,6 +132,7 @@ def test_gradients_go_through_the_servers(served: Served) -> None:
     assert gradients[0].abs().sum() > 0
 
 
+@pytest.mark.soak
 def test_gradients_of_soft_prompts_and_lora_are_those_of_the_whole_model(served: Served) -> None:
     adapter = adapter_for(served.whole)
     soft = torch.nn.Parameter(torch.randn(1, 2, 32))
@@ -144,6 +147,7 @@ def test_gradients_of_soft_prompts_and_lora_are_those_of_the_whole_model(served:
         assert one.norm() > 0
 
 
+@pytest.mark.soak
 def test_what_is_written_with_an_adapter_is_what_the_whole_model_writes_with_it(served: Served) -> None:
     adapter = adapter_for(served.whole)
     adapted, plain = (written(model) for model in (whole_with(served.whole, adapter), served.whole))
@@ -153,6 +157,7 @@ def test_what_is_written_with_an_adapter_is_what_the_whole_model_writes_with_it(
     assert not torch.equal(adapted, plain)
 
 
+@pytest.mark.soak
 def test_an_adapter_is_made_saved_and_loaded_for_a_served_model(served: Served, tmp_path: Path) -> None:
     adapter = tuning.new_adapter(served.model, LoraConfig(rank=2, target_modules=("v_proj",)), seed=3)
     tuning.save_adapter(served.model, adapter, tmp_path)
@@ -161,6 +166,7 @@ def test_an_adapter_is_made_saved_and_loaded_for_a_served_model(served: Served, 
     assert loaded.scaling == 8.0
 
 
+@pytest.mark.soak
 def test_an_adapter_that_is_not_finite_is_refused_before_it_travels(served: Served) -> None:
     adapter = adapter_for(served.whole)
     next(adapter.parameters()).data[0, 0] = float("nan")
@@ -168,7 +174,7 @@ def test_an_adapter_that_is_not_finite_is_refused_before_it_travels(served: Serv
         served.model(TEXT)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_with_half_the_bits_or_fewer_the_loss_after_50_steps_is_nearly_that_of_the_whole_model(served: Served) -> None:
     models = {form: served.swarm.model(activations=form) for form in ("float16", "8bit")}
     assert torch.equal(*(written(model) for model in models.values())), "8 bits are for training alone"
@@ -192,6 +198,7 @@ def test_with_half_the_bits_or_fewer_the_loss_after_50_steps_is_nearly_that_of_t
     assert loss_after("8bit") == pytest.approx(right, rel=0.05)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("means", "way"), [(Server.frozen, "sampling"), (Server.cut, "beams")])
 def test_a_server_that_falls_silent_in_mid_answer_changes_nothing(
     served: Served, means: Callable[[Server], AbstractContextManager[None]], way: str
@@ -206,6 +213,7 @@ def test_a_server_that_falls_silent_in_mid_answer_changes_nothing(
     assert served.recoveries
 
 
+@pytest.mark.soak
 def test_a_server_that_is_killed_in_mid_answer_changes_nothing(served: Served) -> None:
     served.spare()
 
@@ -217,6 +225,7 @@ def test_a_server_that_is_killed_in_mid_answer_changes_nothing(served: Served) -
     assert served.recoveries
 
 
+@pytest.mark.real
 def test_int8_servers_behind_firewalls_equal_a_local_int8_model(tmp_path: Path) -> None:
     """Also the user makes outgoing connections only: the first server connects it with the second."""
     behind = {"span": "2:4", "client_mode": True}
@@ -233,6 +242,7 @@ def test_int8_servers_behind_firewalls_equal_a_local_int8_model(tmp_path: Path) 
         assert sorted(each.client_mode for each in served.swarm.servers[-1].now.servers) == [False, True]
 
 
+@pytest.mark.soak
 def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "FIRST", 1_000)  # its first ones may come before others are known who can check them
     swarm = served.swarm
@@ -256,7 +266,7 @@ def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served, monk
     liar.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_of_a_hundred_answers_under_kills_a_hundred_are_those_of_the_whole_model(tmp_path: Path) -> None:
     """Of three users at once; a server that writes for one of them is killed, as soon as the last one is replaced."""
     answers, every, short = 100, 25, {"max_new_tokens": 8}
@@ -301,7 +311,7 @@ def test_of_a_hundred_answers_under_kills_a_hundred_are_those_of_the_whole_model
         assert all(recoveries for _, recoveries in kills)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_moves_to_the_layers_that_nobody_serves_any_more(tmp_path: Path) -> None:
     """Be it that whoever began the swarm is gone."""
     with serving(tmp_path, {"span": "2:4"}) as served:

@@ -38,7 +38,7 @@ def written(model: Any, text: torch.Tensor, new: int) -> torch.Tensor:
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_servers_change_to_a_runs_next_version_while_an_old_session_goes_on_and_a_new_one_has_the_new(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ ANSWER = 2 * TEXT.numel() + 2 * TEXT.shape[0] * 3
 """Tokens times layers of four new tokens on a server with two layers."""
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_users_sign_is_credited_but_not_what_somebody_signs_for_their_own_server(tmp_path: Path) -> None:
     tiny.model("Llama").save_pretrained(tmp_path / "model")
     with ServedModel(tmp_path, tmp_path / "model", access="invite", span="0:2") as swarm:

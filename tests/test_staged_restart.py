@@ -49,7 +49,7 @@ def of_all_stages(tensors: dict[str, Tensor], name: str) -> list[float]:
     return [float(tensors[f"stage{number}.{name}"]) for number in range(STAGES)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_volunteers_go_on_without_the_coordinator_and_all_stages_go_back_and_end_with_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
+@pytest.mark.real
 def test_an_installed_wheel_finds_everything_that_it_needs(commands: Path, tmp_path: Path) -> None:
     python, environment = commands / "python", commands.parent
     show = """
@@ -56,7 +57,7 @@ print(load_run(recipe("albert-demo") / "run.toml").run_id)
     assert "join" in run(commands / "dedloc", "--help", folder=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_module_of_an_installed_wheel_has_what_it_imports(commands: Path, tmp_path: Path) -> None:
     every_module = """
 import importlib, pkgutil, dedloc_kit
@@ -67,6 +68,7 @@ for module in pkgutil.walk_packages(dedloc_kit.__path__, "dedloc_kit."):
     run(commands / "python", "-m", "pip", "check", folder=tmp_path)
 
 
+@pytest.mark.soak
 def test_the_wheel_holds_the_package_and_nothing_of_the_checkout_beside_it(wheel: Path) -> None:
     names = run(sys.executable, "-m", "zipfile", "--list", wheel, folder=wheel.parent)
     tops = {line.split("/")[0] for line in names.splitlines()[1:]}
@@ -74,6 +76,7 @@ def test_the_wheel_holds_the_package_and_nothing_of_the_checkout_beside_it(wheel
     assert "__pycache__" not in names
 
 
+@pytest.mark.soak
 def test_the_wheel_that_a_coordinator_serves_has_the_same_content(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         built = {name: archive.read(name) for name in archive.namelist() if name.startswith("dedloc_kit/")}

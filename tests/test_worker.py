@@ -51,6 +51,7 @@ def forked_workers() -> None:
     """These are not: a worker here begins as it does for its users."""
 
 
+@pytest.mark.real
 def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
     peer = CoordinatorConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
     starter = subprocess.Popen(
@@ -66,6 +67,7 @@ def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: 
     wait_until(lambda: not processes_of(worker), "the worker outlived its starter")
 
 
+@pytest.mark.soak
 def test_a_worker_keeps_memory_for_the_next_microbatch_hears_no_interrupt_and_once_killed_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_worker_keeps_memory_for_the_next_microbatch_hears_no_interrupt_and_on
         wait_until(lambda: not processes_of(session), "a process of the killed worker is left")
 
 
+@pytest.mark.soak
 def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_start", fork_server.worker_process)  # here it does not matter how it began
     events: list[AnyEvent] = []
@@ -101,6 +104,7 @@ def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch
     assert not any(isinstance(event, Joined) for event in events)
 
 
+@pytest.mark.soak
 def test_what_keeps_memory_does() -> None:
     faults = [
         int(subprocess.run([sys.executable, "-c", MICROBATCHES], env=env, check=True, capture_output=True).stdout)

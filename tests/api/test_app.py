@@ -399,6 +399,7 @@ def test_twenty_callers_at_once_get_the_answers_that_each_would_get_alone() -> N
         assert list(pool.map(ask, range(20))) == [ask(seed) for seed in range(20)]
 
 
+@pytest.mark.child
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_curl_gets_an_answer_and_a_stream(api: Api) -> None:
     def curl(**asked: Any) -> str:

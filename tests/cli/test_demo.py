@@ -40,7 +40,7 @@ def loss_by_frequency(folder: Path) -> float:
     return entropy + math.log(2)  # and the order of sentences
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.timeout(1200)
 def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

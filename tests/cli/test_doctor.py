@@ -45,6 +45,7 @@ def told(findings: list[Finding], words: str) -> Finding:
     return finding
 
 
+@pytest.mark.soak
 def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
@@ -60,6 +61,7 @@ def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.Capture
     assert SECRET not in said
 
 
+@pytest.mark.soak
 def test_what_the_kit_cannot_do_with_this_machines_accelerator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
     assert not told(found(), "the TPU of this machine is not used").must
@@ -68,6 +70,7 @@ def test_what_the_kit_cannot_do_with_this_machines_accelerator_is_told(monkeypat
     assert told(found(), "Apple's GPU trains in float32").fix == "where one fails, join with --devices cpu"
 
 
+@pytest.mark.soak
 def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["numpy>=1000", "no-such-package>=1", "pydantic>=2", "seqeval>=1000; extra == 'evaluate'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
@@ -80,24 +83,28 @@ def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(mon
     assert "install" in wrong.fix
 
 
+@pytest.mark.soak
 def test_an_organizer_needs_what_organizers_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-package; extra == 'organizer'"])
     assert told(found(tmp_path), "no-such-package is missing").must
     assert not [finding for finding in found() if "no-such-package" in finding.what]
 
 
+@pytest.mark.soak
 def test_a_wrong_clock_must_be_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "clock_skew", lambda url: LARGEST_SKEW + 5)
     assert main(["doctor"]) == 2
     assert "timedatectl" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_token_that_the_hub_refuses_is_said_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account("alice", anonymous=False, warning="the Hub refuses the token; make a new one")
     monkeypatch.setattr(doctor, "who_am_i", lambda chosen, folder: account)
     assert told(found(), "refuses the token").fix == "make a new one"
 
 
+@pytest.mark.soak
 def test_an_invitation_that_leads_nowhere_must_be_fixed(tmp_path: Path) -> None:
     assert told(found(tmp_path / "none.json"), "there is no invitation").must
     path = invitation_in(tmp_path)
@@ -106,6 +113,7 @@ def test_an_invitation_that_leads_nowhere_must_be_fixed(tmp_path: Path) -> None:
     assert "ask the organizer" in nobody.fix
 
 
+@pytest.mark.soak
 def test_a_run_s_folder_tells_which_ports_are_taken_and_that_only_its_own_network_reaches_it(tmp_path: Path) -> None:
     invitation_in(tmp_path, NOBODY.replace("127.0.0.1", "10.0.0.5"), url="http://127.0.0.1:9")
     with socket.socket() as taken:
@@ -118,6 +126,7 @@ def test_a_run_s_folder_tells_which_ports_are_taken_and_that_only_its_own_networ
     assert "--announce-host" in told(findings, "only machines in this network can join").fix
 
 
+@pytest.mark.soak
 def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invitation_in(tmp_path)
     (tmp_path / "checkpoints").mkdir()
@@ -127,6 +136,7 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
     assert "--keep-checkpoints" in told(found(tmp_path), "4.0 GB of the disk are free, a checkpoint takes 1.0 GB").fix
 
 
+@pytest.mark.soak
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
     peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), Identity(tmp_path / IDENTITY_FILE)
     node = open_node(peer, identity, gate=gate_of(identity, tiny_run().run_id), may_start_alone=True)

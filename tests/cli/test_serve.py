@@ -21,7 +21,7 @@ def serving(folder: Path, what: Path, *arguments: str) -> AbstractContextManager
     return running("serve", what, *here, folder=folder, end=signal.SIGINT, deadline=DEADLINE)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_go_on_with_a_sentence(
     tmp_path: Path,
@@ -59,6 +59,7 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
                 model.network.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -76,6 +77,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(
     assert_refused(dedloc("serve", *arguments, folder=tmp_path), *words)
 
 
+@pytest.mark.soak
 def test_a_run_is_not_served_and_a_served_model_is_not_trained(tmp_path: Path) -> None:
     from dedloc_kit.serving.config import parse_serving
     from tests.invitations import invited

@@ -26,7 +26,7 @@ from tests.swarm.harness import Peer, Swarm, processes_of, progress, wait_until
 from tests.tiny import tiny_run
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> None:
     run = tiny_run(global_batch=32)
     with Swarm(run, tmp_path) as swarm:
@@ -53,7 +53,7 @@ def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> No
     ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_coordinator_that_slept_through_some_steps_has_them_in_its_ledger(tmp_path: Path) -> None:
     run = tiny_run(global_batch=64)
     with Swarm(run, tmp_path) as swarm:
@@ -75,7 +75,7 @@ def test_a_coordinator_that_slept_through_some_steps_has_them_in_its_ledger(tmp_
     ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_was_sent_away_with_a_reason_is_in_the_ledger_until_the_organizer_lets_it_in_again(tmp_path: Path) -> None:
     with Swarm(tiny_run(), tmp_path) as swarm:
         folder = swarm.coordinator().config.folder
@@ -90,7 +90,7 @@ def test_who_was_sent_away_with_a_reason_is_in_the_ledger_until_the_organizer_le
         ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_of_two_coordinators_with_one_key_the_second_ends_and_the_first_tells_of_it(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
@@ -121,6 +121,7 @@ def test_of_two_coordinators_with_one_key_the_second_ends_and_the_first_tells_of
         assert not any(isinstance(event, Failed) for event in first.events)
 
 
+@pytest.mark.real
 def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and_where_the_time_went(
     tmp_path: Path,
 ) -> None:
@@ -165,13 +166,14 @@ def test_only_who_agrees_is_listed_and_only_where_it_is_itself() -> None:
     assert public_addresses(others) == (address("Asha"),)
 
 
+@pytest.mark.soak
 def test_a_coordinator_that_leaves_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
     with Swarm(tiny_run(), tmp_path) as swarm:
         held_up = swarm.coordinator({"TINY_EVALUATION": "60"})
         assert held_up.worker.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> None:
     with Swarm(tiny_run("one", global_batch=16), tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=1)
@@ -184,7 +186,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> 
         assert "choose another --folder" in failed.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +228,7 @@ def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_hist
     assert checkpoints.best.loss == min(losses.values()) == losses[checkpoints.best.step]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_room(tmp_path: Path) -> None:
     full = tmp_path / "full"
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
@@ -250,6 +252,7 @@ def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_
     assert newest[1].step == last
 
 
+@pytest.mark.soak
 def test_a_record_that_is_lost_while_the_run_goes_on_is_written_anew_and_told(tmp_path: Path) -> None:
     folder = tmp_path / "coordinator"
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
@@ -272,7 +275,7 @@ def test_a_record_that_is_lost_while_the_run_goes_on_is_written_anew_and_told(tm
     assert newest[1].step == last
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_coordinator_is_refused_with_another_key_than_its_volunteers_follow(tmp_path: Path) -> None:
     with Swarm(tiny_run(), tmp_path) as swarm:
         first = swarm.coordinator()

@@ -152,6 +152,7 @@ def a_ledger(folder: Path, samples: int = 0) -> Ledger:
     return ledger
 
 
+@pytest.mark.soak
 def test_who_contributed_is_taken_over_and_goes_on_counting(tmp_path: Path) -> None:
     before = a_ledger(tmp_path / "run", 64)
     asha = Contributor("12D3Koo", "Asha", 64, 1, 5.0, 5.0)
@@ -170,6 +171,7 @@ def test_who_contributed_is_taken_over_and_goes_on_counting(tmp_path: Path) -> N
     before.close()
 
 
+@pytest.mark.soak
 def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(
     tmp_path: Path, warned: list[str]
 ) -> None:
@@ -190,6 +192,7 @@ def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(
     before.close()
 
 
+@pytest.mark.soak
 def test_of_a_history_that_cannot_be_believed_the_contributors_are_left(tmp_path: Path, warned: list[str]) -> None:
     (tmp_path / LEDGER_FOLDER).mkdir()
     (tmp_path / LEDGER_FOLDER / "steps.parquet").write_bytes(b"no table")

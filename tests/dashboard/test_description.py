@@ -36,7 +36,7 @@ def test_the_description_is_valid(dashboard: Dashboard) -> None:
     validate(requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(320)
 def test_schemathesis_finds_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")

@@ -165,6 +165,7 @@ def expect_charts(page: Page, count: int) -> None:
     page.evaluate("scrollTo(0, 0)")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
     context: BrowserContext, dashboard: Dashboard, view: str
@@ -211,6 +212,7 @@ def barriers(page: Page) -> list[str]:
     ]
 
 
+@pytest.mark.soak
 def test_what_happens_is_shown_without_a_reload(page: Page, dashboard: Dashboard, path: Path) -> None:
     opened(page, dashboard)
     page.evaluate("() => { window.mark = 'the same page' }")
@@ -236,6 +238,7 @@ def test_what_happens_is_shown_without_a_reload(page: Page, dashboard: Dashboard
     assert page.evaluate("() => window.mark") == "the same page"
 
 
+@pytest.mark.soak
 def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> None:
     first = Dashboard(RUN, tmp_path / "ledger.sqlite")
     first.start()
@@ -253,6 +256,7 @@ def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> No
     second.stop()
 
 
+@pytest.mark.soak
 def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None:
     changing = Dashboard(RUN, tmp_path / "ledger.sqlite")
     changing.start()
@@ -275,6 +279,7 @@ def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None
     changing.stop()
 
 
+@pytest.mark.soak
 def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(page: Page, tmp_path: Path) -> None:
     served = Dashboard(STAGED, tmp_path / "ledger.sqlite")
     served.start()
@@ -313,6 +318,7 @@ def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(p
     served.stop()
 
 
+@pytest.mark.soak
 def test_the_experts_are_a_grid_for_each_layer_in_which_who_lacks_a_second_machine_is_seen(
     page: Page, tmp_path: Path
 ) -> None:
@@ -338,6 +344,7 @@ def test_the_experts_are_a_grid_for_each_layer_in_which_who_lacks_a_second_machi
     served.stop()
 
 
+@pytest.mark.soak
 def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_path: Path) -> None:
     record_step(Ledger(tmp_path / "ledger.sqlite"), RUN.optimizer.total_steps, time.time(), [0, 1], [0] * PEOPLE)
     finished = Dashboard(RUN, tmp_path / "ledger.sqlite")
@@ -353,6 +360,7 @@ def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_p
     finished.stop()
 
 
+@pytest.mark.soak
 def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     focused = page.locator(":focus")
@@ -386,6 +394,7 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, das
     expect(page).to_have_title(f"Overview · {RUN.name}")
 
 
+@pytest.mark.soak
 def test_the_first_paint_needs_little_and_the_charts_come_later(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     expect_charts(page, 1)
@@ -403,6 +412,7 @@ def test_the_first_paint_needs_little_and_the_charts_come_later(page: Page, dash
     assert sum(one["transferSize"] for one in others) < FIRST_PAINT_BYTES
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("width", [412, 1280])
 @pytest.mark.parametrize("view", VIEWS)
 def test_what_is_read_already_does_not_move_when_more_arrives(
@@ -421,6 +431,7 @@ def test_what_is_read_already_does_not_move_when_more_arrives(
     assert page.evaluate("window.moved") < MAX_MOVED
 
 
+@pytest.mark.soak
 def test_on_a_small_screen_the_charts_are_loaded_when_they_come_near(page: Page, dashboard: Dashboard) -> None:
     page.set_viewport_size({"width": 412, "height": 823})
     opened(page, dashboard)
@@ -429,6 +440,7 @@ def test_on_a_small_screen_the_charts_are_loaded_when_they_come_near(page: Page,
     expect_charts(page, 1)
 
 
+@pytest.mark.soak
 def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     expect_charts(page, 1)
@@ -459,6 +471,7 @@ def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> Non
     expect(page.get_by_role("region", name="The curve as a table").get_by_role("row")).not_to_have_count(0)
 
 
+@pytest.mark.soak
 def test_the_model_that_a_run_goes_on_from_is_a_line_across_the_curve_and_a_sentence(
     page: Page, tmp_path: Path
 ) -> None:
@@ -493,6 +506,7 @@ def test_the_model_that_a_run_goes_on_from_is_a_line_across_the_curve_and_a_sent
         expect(sentence).to_contain_text("Not yet better than the model it began from")
 
 
+@pytest.mark.soak
 def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     boat = page.get_by_role("listitem").filter(has_text="The boat crossed the")
@@ -501,6 +515,7 @@ def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> 
     expect(page.get_by_text("Of 100 hidden words it guesses 50, at first 0.")).to_be_visible()
 
 
+@pytest.mark.soak
 def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for step in (0, 20, 40):
@@ -526,6 +541,7 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
         assert_fits_and_has_no_barriers(page, "similar")
 
 
+@pytest.mark.soak
 def test_what_a_model_draws_for_captions_is_seen_beside_the_real_pictures_and_what_it_drew_before(
     page: Page, tmp_path: Path
 ) -> None:
@@ -570,6 +586,7 @@ def test_what_a_model_draws_for_captions_is_seen_beside_the_real_pictures_and_wh
         assert_fits_and_has_no_barriers(page, "drawn")
 
 
+@pytest.mark.soak
 def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for step in (0, 20, 40):
@@ -592,6 +609,7 @@ def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_
         assert_fits_and_has_no_barriers(page, "continued")
 
 
+@pytest.mark.soak
 def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/people")
     names = page.locator(".board .who .name")
@@ -608,6 +626,7 @@ def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) 
     expect(page).to_have_title(f"Rabi · {RUN.name}")
 
 
+@pytest.mark.soak
 def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reason(
     page: Page, dashboard: Dashboard
 ) -> None:
@@ -635,6 +654,7 @@ def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reas
     expect(step.last).to_contain_text("40")
 
 
+@pytest.mark.soak
 def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     expect(page.get_by_text("1 in 50 contributions is checked: 112 checked, 3 sent away.")).to_be_visible()
@@ -658,6 +678,7 @@ def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: 
     expect(page.get_by_text("Training now", exact=True)).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, f"/people/{peer_id(1)}#me")
     expect(page.get_by_text("This is you")).to_be_visible()
@@ -669,6 +690,7 @@ def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -
     expect(page).to_have_title(f"Rabi · {RUN.name}")
 
 
+@pytest.mark.soak
 def test_hostile_names_are_only_text_and_keep_to_their_place(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/people")
     row = page.get_by_role("row").filter(has_text=MARKUP)
@@ -688,6 +710,7 @@ def test_hostile_names_are_only_text_and_keep_to_their_place(page: Page, dashboa
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.soak
 def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = opened(context.new_page(), dashboard)
@@ -696,6 +719,7 @@ def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard
     assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
 
 
+@pytest.mark.soak
 def test_bubbles_touch_but_never_overlap(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     overlap, spread = page.evaluate(
@@ -715,6 +739,7 @@ def test_bubbles_touch_but_never_overlap(page: Page, dashboard: Dashboard) -> No
     assert spread < 2.5  # times the circles' own area
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
 def test_numbers_run_up_where_motion_is_welcome(
     page: Page, dashboard: Dashboard, motion: Literal["no-preference", "reduce"], moves: bool
@@ -739,6 +764,7 @@ def test_numbers_run_up_where_motion_is_welcome(
     assert (seen_on_the_way > 1) == moves
 
 
+@pytest.mark.soak
 def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/organizer")
     expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
@@ -746,6 +772,7 @@ def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard
     assert page.get_by_role("button", name="Pause").count() == 0
 
 
+@pytest.mark.real
 def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path, stack: ExitStack) -> None:
     decays = RUN.optimizer.model_copy(update={"schedule": "warmup-stable-decay"})
     invitation = invited(RUN.model_copy(update={"optimizer": decays}))
@@ -829,7 +856,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     photograph(page, "dashboard-organizer-desk")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Page, tmp_path: Path) -> None:
     # Imported here: they import torch, which the other tests do without.

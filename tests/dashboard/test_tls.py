@@ -44,6 +44,7 @@ def served(folder: Path, **more: object) -> Iterator[Dashboard]:
         dashboard.stop()
 
 
+@pytest.mark.soak
 def test_a_page_with_a_certificate_is_read_by_who_trusts_it_and_by_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,12 +82,14 @@ def test_files_that_serve_no_tls_are_named_with_the_fix(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.soak
 def test_launch_refuses_half_a_certificate_and_an_address_that_is_none(tmp_path: Path) -> None:
     chain, _ = self_signed(tmp_path)
     assert_refused(launch(run_file(tmp_path), "--tls-cert", str(chain)), "give both --tls-cert and --tls-key")
     assert "such as https://run.example.org" in launch(run_file(tmp_path), "--url", "run.example.org").stderr
 
 
+@pytest.mark.soak
 def test_a_run_is_launched_with_a_certificate(tmp_path: Path) -> None:
     chain, key = self_signed(tmp_path)
     folder, run = tmp_path / "run", tmp_path / "run.toml"
@@ -174,6 +177,7 @@ def test_a_path_that_a_proxy_takes_off_without_a_word_is_that_of_the_pages_own_a
         assert past_the_proxy.startswith(f"dedloc_kit @ http://127.0.0.1:{port}/wheel/")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("proxy", [caddy, nginx, nginx_below_a_path])
 def test_a_proxy_as_documented_serves_the_page_over_tls(
     proxy: Callable[[Path, int, int, Path, Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def test_the_page_of_the_space_has_the_header_that_the_hub_reads() -> None:
     assert any(re.search(r"useradd .*--uid 1000\b", rest) for name, rest in instructions() if name == "RUN")
 
 
+@pytest.mark.child
 def test_without_the_variable_the_space_says_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-S", SPACE / "app.py"], env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -94,6 +95,7 @@ def test_without_a_pin_the_space_installs_nothing(
     assert "set the variable DEDLOC_KIT" in capsys.readouterr().err
 
 
+@pytest.mark.child
 def test_a_space_does_not_install_what_a_man_in_the_middle_serves(
     app: ModuleType, coordinator: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +168,7 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     served.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="cannot act as another user")
 def test_the_space_is_built_and_shows_the_run(coordinator: Dashboard, tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):  # pytest's are for their owner alone

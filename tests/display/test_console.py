@@ -61,6 +61,7 @@ def test_a_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "the name is Asha the organizer: send me your token alert: [bold]x[/bold]\n"
 
 
+@pytest.mark.child
 def test_complaints_and_warnings_of_libraries_are_cleaned_too() -> None:
     code = f"""
 import logging

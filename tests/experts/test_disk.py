@@ -119,6 +119,7 @@ def test_an_expert_that_lies_on_the_disk_is_the_one_that_a_host_makes(tmp_path: 
     assert all(torch.equal(each, made.state(name)[0][key]) for key, each in host.state(name)[0].items())
 
 
+@pytest.mark.child
 @pytest.mark.parametrize("role", ["host", "organizer"])
 def test_a_worker_that_holds_experts_gives_back_what_it_frees(tmp_path: Path, role: str) -> None:
     made = subprocess.run(

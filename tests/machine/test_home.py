@@ -98,6 +98,7 @@ def test_a_file_system_without_locks_is_no_hindrance(monkeypatch: pytest.MonkeyP
         assert folder.is_dir()
 
 
+@pytest.mark.child
 def test_a_second_launch_in_a_folder_is_told_that_a_launch_uses_it(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('name = "tiny"\nglobal_batch = 64\n[task]\nname = "tiny"\n[[data.train]]\ndataset = "none/none"\n')

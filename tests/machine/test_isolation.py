@@ -36,7 +36,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_coordinator_and_a_volunteer_train_in_a_folder_whose_files_hide_libraries(tmp_path: Path, trap: Path) -> None:
     with Swarm(tiny_run(), tmp_path / "swarm") as swarm:
         swarm.coordinator()
@@ -44,6 +44,7 @@ def test_a_coordinator_and_a_volunteer_train_in_a_folder_whose_files_hide_librar
     assert not (trap / "sprung").exists(), (trap / "sprung").read_text()
 
 
+@pytest.mark.soak
 def test_a_ledger_is_filled_in_a_folder_whose_files_hide_libraries(tmp_path: Path, trap: Path) -> None:
     Ledger(tmp_path / "ledger.sqlite").close()
     write_copy(tmp_path / "ledger.sqlite", tmp_path / "copy")
@@ -51,6 +52,7 @@ def test_a_ledger_is_filled_in_a_folder_whose_files_hide_libraries(tmp_path: Pat
     assert not (trap / "sprung").exists(), (trap / "sprung").read_text()
 
 
+@pytest.mark.soak
 def test_the_command_itself_runs_in_a_folder_whose_files_hide_libraries(trap: Path) -> None:
     command = [sys.executable, "-m", "dedloc_kit.cli", "join", "none.json"]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
@@ -64,6 +66,7 @@ def forked_workers() -> None:
     """These are not: what a worker imports as it begins is what matters here."""
 
 
+@pytest.mark.soak
 def test_a_task_module_is_found_in_the_folder_where_its_owner_stands_and_hides_nothing(
     tmp_path: Path, trap: Path
 ) -> None:

@@ -2,6 +2,8 @@ import logging
 from multiprocessing import get_context
 from queue import Queue
 
+import pytest
+
 from dedloc_kit.machine.logs import Warnings
 
 DEADLINE = 30.0
@@ -15,6 +17,7 @@ def talk(name: str) -> None:
     logging.getLogger("hivemind").warning("not ours")
 
 
+@pytest.mark.child
 def test_warnings_of_ours_are_handed_on_also_from_a_process_that_was_forked_since() -> None:
     told: Queue[str] = Queue()
     warnings = Warnings(told.put)

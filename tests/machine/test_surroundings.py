@@ -50,6 +50,7 @@ def assert_told(folder: Path, *words: str) -> None:
     assert told in findings
 
 
+@pytest.mark.soak
 def test_a_long_path_for_temporary_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(obstacles()) == [], "this machine has what it takes"
     long = tmp_path / ("x" * surroundings.MAX_TEMPORARY)
@@ -58,6 +59,7 @@ def test_a_long_path_for_temporary_files_is_refused(tmp_path: Path, monkeypatch:
     assert_told(tmp_path / "peer", f"has {len(os.fsencode(long))} bytes", "set TMPDIR to a shorter one")
 
 
+@pytest.mark.soak
 def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() -> None:
     share = "import torch\ntorch.multiprocessing.set_sharing_strategy('file_system')\ntorch.zeros(9).share_memory_()"
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
@@ -67,6 +69,7 @@ def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() ->
             said_by(share, returncode=0 if works else 1, TMPDIR=str(folder))
 
 
+@pytest.mark.soak
 def test_little_shared_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     real = shutil.disk_usage
@@ -75,6 +78,7 @@ def test_little_shared_memory_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert_told(tmp_path / "peer", "0.1 MB of shared memory are free in /dev/shm", "--shm-size")
 
 
+@pytest.mark.soak
 def test_a_user_without_a_home_or_a_name_is_told_to_set_one(tmp_path: Path) -> None:
     code = """
 import pwd, sys
@@ -92,6 +96,7 @@ sys.exit(main(["join", "x"]))
     assert "set HOME" in done.stderr
 
 
+@pytest.mark.soak
 def test_without_a_home_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(path: str) -> str:
         return path
@@ -104,6 +109,7 @@ def test_without_a_home_nothing_is_started(tmp_path: Path, monkeypatch: pytest.M
         home()
 
 
+@pytest.mark.soak
 def test_a_command_whose_standard_input_is_closed_says_what_it_would_have_asked(tmp_path: Path) -> None:
     command = f"{sys.executable} -m dedloc_kit.cli new run <&-"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
@@ -112,6 +118,7 @@ def test_a_command_whose_standard_input_is_closed_says_what_it_would_have_asked(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [

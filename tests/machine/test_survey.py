@@ -53,6 +53,7 @@ def limits(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{content}\n")
 
 
+@pytest.mark.child
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
     seen = machine_at(tmp_path / "not" / "there" / "yet")
     assert 1 <= seen.cores <= (os.cpu_count() or 1)
@@ -98,6 +99,7 @@ def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch, groups: 
     assert 0 <= free <= 2 * 10**6
 
 
+@pytest.mark.child
 def test_gpus_are_found_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text('#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\necho "Tesla T4, 15360, 15000"\n')

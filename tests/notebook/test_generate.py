@@ -131,6 +131,7 @@ def test_the_kit_of_a_notebook_is_the_one_that_the_organizer_has_whatever_the_ne
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.child
 def test_a_notebook_of_a_run_that_was_updated_since_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,12 +97,12 @@ def processes_in(home: Path) -> dict[int, str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_a_volunteer_joins_watches_pauses_and_leaves_in_jupyterlab_4(tmp_path: Path) -> None:
     take_part(tmp_path, sys.executable, ipywidgets="8", pictures="panel-lab4", resume=False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_same_with_the_widgets_of_colab_in_jupyterlab_3(tmp_path: Path) -> None:
     # The project's own packages are seen through; only what differs is installed.

@@ -80,7 +80,7 @@ def assert_gone(worker: int) -> None:
     wait_until(lambda: not processes_of(worker), "the training outlived its notebook", 60.0)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_an_interrupt_disturbs_nothing_and_a_restarted_or_killed_kernel_leaves_no_orphan(tmp_path: Path) -> None:
     with coordinator_of(tiny_run(), tmp_path) as coordinator, kernel({}) as notebook:
         cell = JOIN.format(url=coordinator.dashboard.url, folder=str(tmp_path / "volunteer"))
@@ -105,7 +105,7 @@ def test_an_interrupt_disturbs_nothing_and_a_restarted_or_killed_kernel_leaves_n
         assert_gone(second)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_on_colab_the_stop_button_of_the_cell_leaves_cleanly(tmp_path: Path) -> None:
     environment = {"COLAB_RELEASE_TAG": "release-colab-20260801", "DEDLOC_HOME": str(tmp_path / "home")}
     with coordinator_of(tiny_run(), tmp_path) as coordinator, kernel(environment) as notebook:
@@ -123,7 +123,7 @@ def test_on_colab_the_stop_button_of_the_cell_leaves_cleanly(tmp_path: Path) -> 
         assert_gone(notebook.value(f"{SESSION}.worker.pid"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_on_colab_the_stop_button_ends_an_answer_and_at_the_question_the_chat() -> None:
     with kernel({"COLAB_RELEASE_TAG": "release-colab-20260801"}) as notebook:
         notebook.run(CHAT)

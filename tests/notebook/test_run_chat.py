@@ -20,7 +20,7 @@ from tests.swarm.harness import processes_with, wait_until
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 180
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         yield started
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("platform", "environment"),
     [

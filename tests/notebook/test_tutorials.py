@@ -92,7 +92,7 @@ def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [len(line.x) for line in names["figure"].data] == [2, 2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_served_model_is_taught_a_task_and_a_style(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_served_model_is_taught_a_task_and_a_style(
     assert (tmp_path / "style" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("few_documents")
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_shares_that_do_not_make_a_whole_are_refused_with_their_sum(weights: tup
         check_mixture(mixture(*weights))
 
 
+@pytest.mark.child
 def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN.format(weight=1))
     mix = "2xCPU@10mbit/open,1xT4"

@@ -61,7 +61,7 @@ def test_what_the_checks_have_found_a_collector_has_from_the_coordinator_s_page(
         theirs.close()
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_a_collector_comes_to_the_same_ledger_as_the_coordinator_also_while_that_one_is_down(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
         first = swarm.coordinator()

@@ -44,6 +44,7 @@ def asked_for_its_state(swarm: Swarm, donor: Peer) -> Header:
     return found
 
 
+@pytest.mark.real
 def test_lenders_take_all_steps_and_reduce_and_of_two_one_gives_the_state_and_everyone_finds_what_they_carried(
     tmp_path: Path,
 ) -> None:

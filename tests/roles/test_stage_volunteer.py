@@ -130,6 +130,7 @@ def signalled(peer: Peer, number: signal.Signals) -> None:
             os.kill(process, number)
 
 
+@pytest.mark.soak
 def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, peer = TinyStages(staged_run()), PeerConfig(folder=tmp_path, devices="cpu")
     events = list[AnyEvent]()
@@ -246,6 +247,7 @@ def staged(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Staged]:
         yield found
 
 
+@pytest.mark.real
 def test_three_stages_of_two_peers_take_the_steps_of_one_process(staged: Staged) -> None:
     staged.fill()
     staged.check()
@@ -262,7 +264,7 @@ def test_driving_only_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
         join(tiny_run())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: Staged) -> None:
     names = [f"{stage}{letter}" for letter in "ab" for stage in range(STAGES)]
     staged.peers |= {name: staged.add(name, drives=False) for name in names}
@@ -283,7 +285,7 @@ def test_who_only_drives_holds_nothing_and_all_samples_may_be_its_own(staged: St
     assert driver.joined.peer not in counted
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_a_peer_had_that_is_killed_is_done_again_by_others(staged: Staged) -> None:
     staged.fill("1b", alone=(0, 2))  # as few processes as it takes
     gone = staged.peers.pop("1b")
@@ -293,7 +295,7 @@ def test_what_a_peer_had_that_is_killed_is_done_again_by_others(staged: Staged) 
     staged.check()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("staged", [8], indirect=True)
 def test_steps_are_those_of_one_process_though_some_stand_still_some_are_behind_firewalls_and_one_comes_late(
     staged: Staged,
@@ -323,7 +325,7 @@ def test_steps_are_those_of_one_process_though_some_stand_still_some_are_behind_
         assert "this computer stood still" in peer.worker.log.read_text(errors="replace")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_one_that_is_not_pinned_moves_to_a_stage_that_has_lost_its_last_peer(staged: Staged) -> None:
     """It drives nothing: what a driver has begun that ends counts in some stages only."""
     for name in ("1a", "2a"):

@@ -18,6 +18,7 @@ from tests.tiny import tiny_run
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}
 
 
+@pytest.mark.soak
 def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses_none(tmp_path: Path) -> None:
     run = tiny_run(global_batch=32)
     with Swarm(run, tmp_path) as swarm:  # with nobody else who trains, its first losses are those of the first weights
@@ -39,6 +40,7 @@ def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses
     assert losses[:2] == expected
 
 
+@pytest.mark.soak
 def test_a_volunteer_tries_what_its_memory_holds_before_it_trains(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=1)
@@ -52,6 +54,7 @@ def test_a_volunteer_tries_what_its_memory_holds_before_it_trains(tmp_path: Path
     assert end.session_samples == step.step.samples
 
 
+@pytest.mark.soak
 def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32, microbatch=8), tmp_path) as swarm:
         swarm.coordinator(until_step=1)
@@ -62,7 +65,7 @@ def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path:
     assert not any(isinstance(event, State) and "at once" in event.text for event in volunteer.events)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_device_whose_memory_runs_out_for_good_is_left_out_and_the_host_goes_on_with_the_other(
     tmp_path: Path,
 ) -> None:
@@ -95,7 +98,7 @@ def memory_warnings(volunteer: Peer) -> list[str]:
     return [event.text for event in volunteer.events if isinstance(event, Warned) and "memory" in event.text]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -117,7 +120,7 @@ def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that
     assert len([text for text in warned if "row 100 of" in text and "holds int, not text" in text]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_in_a_run_with_checks_volunteers_train_on_named_data_and_keep_the_parameters_of_the_last_steps_until_they_leave(
     tmp_path: Path,
 ) -> None:

@@ -29,6 +29,7 @@ TASKS = {"tiny": Broken}
 """A task that takes part, and fails at its first microbatch."""
 
 
+@pytest.mark.real
 def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leaves(tmp_path: Path) -> None:
     run = tiny_run(about="A toy for the tests.")
     with coordinator_of(run, tmp_path) as coordinator:
@@ -59,7 +60,7 @@ def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leav
         assert left.total_samples == left.session_samples
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
         wait_until(lambda: not processes_of(first), "a process of the killed training is left")
 
 
+@pytest.mark.soak
 def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None:
     with (
         coordinator_of(tiny_run(optimizer={"warmup_steps": 0, "total_steps": 3}), tmp_path) as coordinator,
@@ -110,7 +112,7 @@ def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None
         assert over.problem is None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_step_under_way(tmp_path: Path) -> None:
     folder = tmp_path / "coordinator"
     with (
@@ -145,6 +147,7 @@ def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_ste
         wait_until(kept.exists, "the last step has no checkpoint")
 
 
+@pytest.mark.soak
 def test_an_invitation_that_is_none_ends_in_one_sentence_with_details_for_whoever_helps(tmp_path: Path) -> None:
     with session_at(str(tmp_path / "nowhere.json"), tmp_path / "volunteer") as session:
         assert session.ended.wait(60.0)
@@ -156,6 +159,7 @@ def test_an_invitation_that_is_none_ends_in_one_sentence_with_details_for_whoeve
         assert "dedloc_kit" in failed.details
 
 
+@pytest.mark.soak
 def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +177,7 @@ def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
         assert "ValueError" in failed.details
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_training_that_stops_three_times_for_one_reason_without_a_sample_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +203,7 @@ def test_a_training_that_stops_three_times_for_one_reason_without_a_sample_is_ov
         assert "unexpected error ended this worker: LookupError: shard 7 has no text" in logs
 
 
+@pytest.mark.soak
 def test_a_volunteer_who_leaves_at_once_is_gone_at_once(tmp_path: Path) -> None:
     with coordinator_of(tiny_run(), tmp_path) as coordinator:
         with session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session:

@@ -216,7 +216,7 @@ def launched(folder: Path) -> Iterator[list[str]]:
         yield (command.said() + command.errors()).splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

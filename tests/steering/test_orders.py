@@ -94,6 +94,7 @@ def test_what_cannot_be_announced_is_said(tmp_path: Path, text: str) -> None:
     assert OrderBook(tmp_path).read() == Orders()
 
 
+@pytest.mark.child
 def test_orders_that_several_processes_give_at_once_all_hold(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=kick_some, args=(tmp_path, who)) for who in ("A", "B")]

@@ -13,13 +13,14 @@ from tests.tiny import tiny_run
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="of PyTorch 2.9")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("mode", "optimizer", "rate"),
     [
         ("global-batch", "lamb", 0.01),
-        pytest.param("local-steps", "lamb", 0.01, marks=pytest.mark.slow),
+        pytest.param("local-steps", "lamb", 0.01, marks=pytest.mark.soak),
         # Its steps do not shrink with the gradient: large ones overshoot where slow rounds leave time for many of them.
-        pytest.param("local-steps", "muon", 0.002, marks=[pytest.mark.slow, needs_muon]),
+        pytest.param("local-steps", "muon", 0.002, marks=[pytest.mark.soak, needs_muon]),
     ],
 )
 def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(
@@ -50,7 +51,7 @@ def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordin
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_newcomer_to_a_state_of_8_bits_ends_with_the_same_bits_as_the_others(tmp_path: Path) -> None:
     steps, hold = 6, tmp_path / "hold"
     optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000, "state": "8bit"}
@@ -74,7 +75,7 @@ def test_a_newcomer_to_a_state_of_8_bits_ends_with_the_same_bits_as_the_others(t
     assert sum(tensor.dtype == torch.int8 for tensor in saved.values()) == 2, "of two large matrices"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_peer_whose_loss_turns_nan_skips_that_microbatch_and_says_so(tmp_path: Path) -> None:
     steps = 3
     run = tiny_run(global_batch=32, averaging={"overlap": False, "compression": "none"})
@@ -98,7 +99,7 @@ def test_a_peer_whose_loss_turns_nan_skips_that_microbatch_and_says_so(tmp_path:
     assert_ledger_sums(coordinator, run.global_batch)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_one_joins_one_is_killed_and_one_leaves_and_no_step_is_lost(tmp_path: Path) -> None:
     run = tiny_run(global_batch=64, averaging={"compression": "none"})
     with Swarm(run, tmp_path) as swarm:

@@ -49,6 +49,7 @@ def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str, pause: flo
     return coordinator, volunteers
 
 
+@pytest.mark.real
 def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path: Path) -> None:
     run = tiny_run(global_batch=48, averaging={"overlap": False, "compression": "none"})
     coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.tiny")
@@ -57,7 +58,7 @@ def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path:
         assert float((parameter - expected[name]).norm() / expected[name].norm()) < 1e-5, name
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(tmp_path: Path) -> None:
     run = text_run("encoder", tmp_path)

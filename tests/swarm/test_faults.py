@@ -26,7 +26,7 @@ from tests.swarm.harness import (
 )
 from tests.tiny import tiny_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 PAUSE = {"TINY_PAUSE": "0.1"}
 
 

@@ -24,7 +24,7 @@ def settle(folder: Path, rows: Sequence[Sequence[str]]) -> None:
                 path.unlink()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_rows_take_the_steps_together_and_all_end_with_the_same_bits(tmp_path: Path) -> None:
     steps = 8
     run = tiny_run(global_batch=96, optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000})

@@ -35,7 +35,7 @@ USE = """if True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_the_tasks_of_text_publish_works_where_there_is_no_dedloc_kit(tmp_path: Path) -> None:
     write_text(tmp_path)
     models: dict[str, Any] = {}

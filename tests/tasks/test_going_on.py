@@ -54,7 +54,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("few_documents")
 def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_evaluation(tmp_path: Path) -> None:

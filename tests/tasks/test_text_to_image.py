@@ -196,6 +196,7 @@ USE = """if True:
 """
 
 
+@pytest.mark.child
 def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     folder: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:

@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 import torch
@@ -21,6 +23,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.child
 def test_a_volunteer_of_a_plain_model_never_waits_for_torchs_compiler_to_be_imported() -> None:
     # In a process of its own: what the others are forked from has imported it for those who need it.
     said = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout

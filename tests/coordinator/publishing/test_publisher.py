@@ -143,6 +143,7 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
     assert not (tmp_path / "c" / ".push").exists()
 
 
+@pytest.mark.child
 def test_a_push_holds_the_ledger_of_that_moment(hub: LoopbackHub, tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path / "c", TinyTask(RUN), push_every=2)
     with publishing_of(coordinator) as publisher:

@@ -11,7 +11,7 @@ from tests.swarm.harness import Swarm, wait_until
 from tests.tiny import tiny_run
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_goes_on_and_newcomers_join_while_its_bucket_is_away_and_while_it_fails_three_of_ten_times(
     tmp_path: Path,
 ) -> None:

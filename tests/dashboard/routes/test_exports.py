@@ -53,6 +53,7 @@ def test_every_table_is_there_as_csv_and_as_parquet(ledger: Ledger, dashboard: D
     assert '"\'=1+1"' in get(dashboard, "/api/export/people.csv").text
 
 
+@pytest.mark.child
 def test_the_whole_ledger_can_be_fetched_and_restored(ledger: Ledger, dashboard: Dashboard, tmp_path: Path) -> None:
     archive = zipfile.ZipFile(io.BytesIO(get(dashboard, "/api/export/ledger.zip").content))
     archive.extractall(tmp_path / "copy")

@@ -68,6 +68,7 @@ def barriers(page: Page) -> list[str]:
     return [str(each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
 
 
+@pytest.mark.soak
 def test_the_page_shows_who_serves_what_on_every_screen_and_has_no_barriers(
     page: Page, dashboard: ServingDashboard
 ) -> None:

@@ -116,6 +116,7 @@ def test_codes_have_to_fit_their_pictures() -> None:
             PictureCodes.model_validate(PICTURES.model_dump() | changed)
 
 
+@pytest.mark.child
 def test_reading_needs_no_picture_model_and_no_pillow(tmp_path: Path) -> None:
     write_code_shards(samples(3), tmp_path, PICTURES, "v", VOCABULARY)
     code = f"""

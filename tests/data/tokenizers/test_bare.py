@@ -37,6 +37,7 @@ def test_what_is_no_tokenizer_is_told_in_a_line(tmp_path: Path) -> None:
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.child
 def test_neither_it_nor_the_task_imports_transformers_or_pillow() -> None:
     code = (
         "import sys, dedloc_kit.tasks.text_to_image; print({'transformers', 'PIL', 'diffusers'} & sys.modules.keys())"

@@ -91,6 +91,7 @@ def test_each_kind_of_task_has_the_special_tokens_that_it_needs(tokenizer: Any) 
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.sep_token_id)
 
 
+@pytest.mark.child
 def test_the_same_texts_give_the_same_files_in_every_process(tmp_path: Path) -> None:
     code = """
 import sys

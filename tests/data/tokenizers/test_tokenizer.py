@@ -96,6 +96,7 @@ def test_a_character_that_training_did_not_see_is_unknown(many_languages: Any) -
     assert many_languages.decode(ids) == "слава [UNK] воля"
 
 
+@pytest.mark.child
 def test_the_same_texts_give_the_same_files_in_every_process(folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer; "

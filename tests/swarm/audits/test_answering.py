@@ -147,6 +147,7 @@ async def living(_: Owner) -> AsyncIterator[Sequence[object]]:
     yield alice, Asker(organizer)
 
 
+@pytest.mark.child
 def test_the_training_computes_between_two_of_its_own_microbatches_and_does_not_wait_for_questions() -> None:
     computed = list[Recompute]()
 

@@ -29,7 +29,7 @@ def test_honest_work_passes_and_others_than_its_author_have_computed_it() -> Non
     ), "each microbatch once"
 
 
-@pytest.mark.parametrize("audits", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("audits", [50, pytest.param(1000, marks=pytest.mark.soak)])
 def test_nobody_honest_is_ever_convicted(audits: int) -> None:
     """Every computation is off by up to what honest ways to compute differ."""
     world, results = World(), set()

@@ -292,7 +292,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 @pytest.mark.parametrize(
     ("task", "compression", "steps"),
-    [("albert", "4bit", 4), pytest.param("causal", "8bit", 16, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    [("albert", "4bit", 4), pytest.param("causal", "8bit", 16, marks=[pytest.mark.soak, pytest.mark.timeout(600)])],
 )
 def test_nobody_honest_is_convicted_whatever_it_computes_with_and_whatever_befalls_it(
     task: str, compression: str, steps: int, world_of: Callable[..., World]

@@ -204,7 +204,7 @@ def sent_in_rounds(way: ChunkCompression, size: int, generator: torch.Generator)
     ("name", "draws"),
     [
         *(("none", 120), ("float16", 120), ("8bit", 120), ("4bit", 120)),
-        *(pytest.param(name, 600, marks=pytest.mark.slow) for name in ("8bit", "4bit")),
+        *(pytest.param(name, 600, marks=pytest.mark.soak) for name in ("8bit", "4bit")),
     ],
 )
 def test_of_a_small_chunk_nobody_honest_is_found_to_lie_and_who_lies_is(name: str, draws: int) -> None:

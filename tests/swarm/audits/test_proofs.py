@@ -55,6 +55,7 @@ def test_the_organizer_is_shown_the_largest_proof_that_there_is() -> None:
     asked(ask, lambda question: LARGEST if question == QUESTION else None)
 
 
+@pytest.mark.soak
 def test_what_is_not_kept_is_no_answer_and_the_next_question_gets_one() -> None:
     async def ask(_: LocalNetwork, organizer: ProofService) -> None:
         with pytest.raises(NoAnswer):
@@ -64,6 +65,7 @@ def test_what_is_not_kept_is_no_answer_and_the_next_question_gets_one() -> None:
     asked(ask, lambda question: LARGEST if question == QUESTION else None)
 
 
+@pytest.mark.soak
 def test_a_part_or_the_work_of_a_round_is_shown_alone() -> None:
     async def ask(_: LocalNetwork, organizer: ProofService) -> None:
         shown = await organizer.ask("alice", QUESTION.model_copy(update={"only": "part"}))

@@ -92,6 +92,7 @@ def a_round(
     return [member.hear() for member in members if member.fault not in ("dies", "stalls", "hangs up on one")]
 
 
+@pytest.mark.soak
 def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", ""], clients=2, compression="float16") as members:
         answers = a_round(members, tolerance=1e-3)
@@ -100,6 +101,7 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(tmp_path: Pat
     assert answers[0]["right"] == 1.0
 
 
+@pytest.mark.soak
 def test_where_members_are_checked_who_sends_what_it_has_not_pledged_is_left_out_and_named(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "breaks its pledge"], compression="8bit", checks="on") as members:
         answers = a_round(members, tolerance=0.02)[:2]
@@ -110,7 +112,7 @@ def test_where_members_are_checked_who_sends_what_it_has_not_pledged_is_left_out
         assert {*answer["culprits"], *answer["named"]} == {members[2].peer}, answers
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_follower_that_begins_when_the_others_have_everything_gets_the_average_too(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "follows late"]) as members:
         answers = a_round(members)
@@ -118,7 +120,8 @@ def test_a_follower_that_begins_when_the_others_have_everything_gets_the_average
     assert len({answer["digest"] for answer in answers}) == 1
 
 
-@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.slow)])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.soak)])
 def test_a_member_that_goes_silent_in_the_middle_is_left_out_and_costs_no_round(tmp_path: Path, fault: str) -> None:
     with group(tmp_path, ["", "", "", fault]) as members:
         survivors = members[:3]
@@ -141,7 +144,8 @@ def test_a_member_that_goes_silent_in_the_middle_is_left_out_and_costs_no_round(
     assert again[0]["right"] == 1.0
 
 
-@pytest.mark.parametrize("fault", [pytest.param("misses one", marks=pytest.mark.slow), "hangs up on one"])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", [pytest.param("misses one", marks=pytest.mark.soak), "hangs up on one"])
 def test_a_member_that_does_not_bring_its_gradients_to_all_costs_no_round_and_is_named(
     tmp_path: Path, fault: str
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_member_that_does_not_bring_its_gradients_to_all_costs_no_round_and_is
     assert any(answer["culprits"] for answer in answers), answers
 
 
+@pytest.mark.soak
 def test_a_member_that_calls_the_group_off_is_left_out_and_nobody_is_blamed(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "calls off the group"]) as members:
         answers = a_round(members)[:2]
@@ -163,7 +168,7 @@ def test_a_member_that_calls_the_group_off_is_left_out_and_nobody_is_blamed(tmp_
         assert [*answer["culprits"], *answer["named"]] == [], answers
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:
     with group(tmp_path, ["", "calls off a search"]) as members:
         answers = a_round(members)
@@ -171,7 +176,8 @@ def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: P
     assert answers[1]["seconds"] < 20.0, "called off, not timed out"
 
 
-@pytest.mark.parametrize("fault", ["sends nan", pytest.param("truncates", marks=pytest.mark.slow)])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["sends nan", pytest.param("truncates", marks=pytest.mark.soak)])
 def test_a_member_that_sends_what_cannot_be_right_poisons_nobody_and_is_named(tmp_path: Path, fault: str) -> None:
     with group(tmp_path, ["", "", fault]) as members:
         answers = a_round(members)
@@ -180,6 +186,7 @@ def test_a_member_that_sends_what_cannot_be_right_poisons_nobody_and_is_named(tm
     assert any(members[2].peer in answer["culprits"] for answer in answers[:2]), answers
 
 
+@pytest.mark.soak
 def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "claims weight"]) as members:
         answers = a_round(members)
@@ -188,6 +195,7 @@ def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> N
     assert answers[0]["right"] > 0.6
 
 
+@pytest.mark.soak
 def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", ""], samples=1) as members:  # 1 + 2 + 3 of 10
         answers = [answer for _ in range(2) for answer in a_round(members, patience=60.0)]
@@ -197,7 +205,7 @@ def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None
     assert all(answer["seconds"] < 30.0 for answer in answers), "who begins last is told, and waits for nobody"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=10) as members:
         answers = a_round(members, window=3.0, missing=2)
@@ -205,7 +213,7 @@ def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
     assert answers[0]["detail"] == "2 of 4 peers"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=10) as members:
         answers = a_round(members, steps=(1, 2), window=2.0)

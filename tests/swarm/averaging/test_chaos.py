@@ -64,7 +64,7 @@ def check_that_there_are_not_two_steps(party: Party, outcomes: list[BaseExceptio
     return took
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 80), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 80), marks=pytest.mark.soak)])
 def test_whoever_dies_at_any_moment_the_others_take_one_step_and_blame_no_survivor(seeds: range) -> None:
     for seed in seeds:
         chance = random.Random(seed)
@@ -88,7 +88,7 @@ def test_whoever_dies_at_any_moment_the_others_take_one_step_and_blame_no_surviv
             assert party.members[number].culprits <= {f"peer{victim}" for victim in victims}, seed
 
 
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.soak)])
 def test_whatever_is_cut_or_stands_still_for_a_while_there_are_never_two_steps(seeds: range) -> None:
     for seed in seeds:
         chance = random.Random(seed)

@@ -155,7 +155,7 @@ def one_key(*machines: Path) -> None:
         shutil.copy(first / "identity.key", other / "identity.key")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_with_a_copied_key_the_second_machine_waits_and_both_are_told(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator()
@@ -182,7 +182,7 @@ def test_with_a_copied_key_the_second_machine_waits_and_both_are_told(tmp_path: 
     ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_of_two_with_one_key_that_start_in_the_same_moment_one_gives_way(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         swarm.coordinator()

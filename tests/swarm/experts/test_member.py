@@ -51,6 +51,7 @@ class Place:
         )
 
 
+@pytest.mark.soak
 def test_peers_whom_nobody_can_dial_call_each_other_through_one_that_all_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

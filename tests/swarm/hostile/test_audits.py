@@ -72,6 +72,7 @@ class Meeting:
         return self.alice.signer.peer
 
 
+@pytest.mark.soak
 def test_only_the_organizer_is_answered_not_a_member_and_not_a_stranger(tmp_path: Path) -> None:
     async def ask(meeting: Meeting) -> None:
         end, organizer = meeting.ends["alice"], meeting.organizer.signer.peer
@@ -120,6 +121,7 @@ async def past_its_own_gate(meeting: Meeting) -> None:
         writer.close()
 
 
+@pytest.mark.soak
 def test_of_members_that_ask_for_known_answers_without_end_one_computation_comes_and_strangers_are_not_answered(
     tmp_path: Path,
 ) -> None:
@@ -168,7 +170,7 @@ class Endless(Service):
             await stream.writer.drain()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", [ProofService, RecomputeService])
 @pytest.mark.parametrize(
     ("beginning", "again"),

@@ -47,7 +47,7 @@ def test_an_order_does_not_hold_anywhere_else(organizer: Signer, run_id: str, re
     assert decay_in(organizer, RUN_ID, brought(order), organizer.peer, 5) == 0, "in another run, or before a rewind"
 
 
-@pytest.mark.slow  # `receipts.decay_in` is tested by itself
+@pytest.mark.soak  # `receipts.decay_in` is tested by itself
 def test_a_member_that_orders_the_run_to_decay_with_every_step_moves_nobody(tmp_path: Path) -> None:
     steady = {"learning_rate": 0.01, "schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
     with Swarm(tiny_run("decays", global_batch=64, optimizer=steady), tmp_path) as swarm:

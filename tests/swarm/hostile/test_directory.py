@@ -101,6 +101,7 @@ def owners(hostile: Hostile, key: str) -> set[Any]:
 # A newline forged anyone's signature
 
 
+@pytest.mark.soak
 def test_no_spelling_of_the_organizer_forges_a_token(swarm: Swarm, mallory: Hostile) -> None:
     organizer = organizer_of(swarm)
     now = time.time()
@@ -113,6 +114,7 @@ def test_no_spelling_of_the_organizer_forges_a_token(swarm: Swarm, mallory: Host
     it_goes_on(swarm)
 
 
+@pytest.mark.real
 def test_no_spelling_of_a_peer_forges_its_progress_or_the_organizers_word(swarm: Swarm, guest: Hostile) -> None:
     organizer, victim = organizer_of(swarm).subkey, victim_of(swarm)
     wait_until(lambda: owners(guest, PROGRESS_KEY) == {organizer, victim}, "the two of the run are not there")
@@ -143,6 +145,7 @@ def said(**values: Any) -> Progress:
 # One record spoils all
 
 
+@pytest.mark.soak
 def test_a_record_that_cannot_be_read_stops_nobody(swarm: Swarm, guest: Hostile) -> None:
     me = pack(guest.signer.subkey)
     for value in (b"\xc1", b"", b"\xc7\x00\x50", b"\xc8\xff\xff\x50", pack({"samples": 1}), b"\x91" * 3000):
@@ -159,6 +162,7 @@ def test_a_record_that_cannot_be_read_stops_nobody(swarm: Swarm, guest: Hostile)
 # Storage without a budget
 
 
+@pytest.mark.soak
 def test_large_records_that_would_stay_for_years_are_not_kept(swarm: Swarm, guest: Hostile) -> None:
     coordinator = swarm.peers[0]
     before, expires = memory_of(coordinator), time.time() + 3 * 365 * DAY
@@ -174,6 +178,7 @@ def test_large_records_that_would_stay_for_years_are_not_kept(swarm: Swarm, gues
     it_goes_on(swarm)
 
 
+@pytest.mark.soak
 def test_a_record_that_comes_again_and_again_is_kept_once(swarm: Swarm, guest: Hostile) -> None:
     mine = guest.signed(Raw.under(PROGRESS_KEY, guest.signer.subkey, None, 60.0))
     assert taken(guest, mine)
@@ -196,6 +201,7 @@ def memory_of(peer: Peer) -> int:
 # A node that we do not control
 
 
+@pytest.mark.soak
 def test_a_peer_has_one_place_in_the_directory_and_does_not_choose_it(swarm: Swarm, guest: Hostile) -> None:
     key = DHTID.generate(PROGRESS_KEY)
     places = [*(DHTID(key ^ number) for number in range(1, 20)), node_id_of(guest.p2p.peer_id)]
@@ -211,6 +217,7 @@ def test_a_peer_has_one_place_in_the_directory_and_does_not_choose_it(swarm: Swa
     it_goes_on(swarm)
 
 
+@pytest.mark.soak
 def test_a_node_that_hands_out_garbage_hides_nothing(tmp_path: Path) -> None:
     nodes, key, far = [], PROGRESS.key(Names(RUN_ID)), time.time() + 50.0
 

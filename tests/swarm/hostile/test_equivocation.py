@@ -172,6 +172,7 @@ def test_if_its_friend_leads_and_counts_it_all_the_same_it_is_convicted_as_well(
     asyncio.run(check())
 
 
+@pytest.mark.child
 def test_a_member_hands_in_over_the_network_and_a_stranger_cannot(tmp_path: Path) -> None:
     async def hand_in(meeting: Meeting) -> None:
         end = meeting.ends["alice"]  # the organizer's part is played by alice, whom the others know

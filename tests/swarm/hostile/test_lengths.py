@@ -150,6 +150,7 @@ async def pushed(writer: asyncio.StreamWriter, reader: asyncio.StreamReader, beg
 # A hostile client
 
 
+@pytest.mark.soak
 def test_a_message_that_announces_a_terabyte_is_not_taken_by_any_service(swarm: Swarm) -> None:
     async def announce(p2p: P2P, organizer: PeerID, service: str) -> int:
         _, reader, writer = await p2p.call_binary_stream_handler(organizer, service)
@@ -164,6 +165,7 @@ def test_a_message_that_announces_a_terabyte_is_not_taken_by_any_service(swarm: 
     assert {service: sent for service, sent in taken.items() if sent > SENT / 2} == {}
 
 
+@pytest.mark.soak
 def test_one_peer_gets_its_share_of_streams_and_others_are_served_meanwhile(swarm: Swarm) -> None:
     async def flood(p2p: P2P, organizer: PeerID) -> int:
         async def opened(p2p: P2P) -> Stream | None:
@@ -189,6 +191,7 @@ def test_one_peer_gets_its_share_of_streams_and_others_are_served_meanwhile(swar
     assert 0 < attacked(swarm, flood) <= bounds.STREAMS_AT_A_TIME[0]
 
 
+@pytest.mark.soak
 def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,6 +233,7 @@ def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
     assert takes_all("another") == 8, "what is over is given back"
 
 
+@pytest.mark.soak
 def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
     async def join(p2p: P2P, organizer: PeerID) -> bytes:
         me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
@@ -260,6 +264,7 @@ async def read_all(reader: asyncio.StreamReader) -> None:
             pass
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("kind", "most"), [(GroupService, MAX_GROUP_BYTES), (AveragingService, MAX_PART_BYTES)])
 def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind: type[Service], most: int) -> None:
     async def call() -> int:
@@ -278,6 +283,7 @@ def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind:
     assert in_own_loop(call()) < GROWTH
 
 
+@pytest.mark.soak
 def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can_be() -> None:
     async def call() -> int:
         async with between(P2P, BoundedP2P) as (server, client):
@@ -414,7 +420,7 @@ async def stalled(p2p: P2P, donor: PeerID) -> Any:
     return stream
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the_newest(tmp_path: Path) -> None:
     peers = sharing.Swarm(tmp_path)
     try:

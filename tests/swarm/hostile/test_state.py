@@ -72,7 +72,7 @@ def assert_nobody_followed(*peers: Peer) -> None:
         assert max(steps) < 500
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_path: Path) -> None:
     run = tiny_run("claimed", global_batch=32)
     with Swarm(run, tmp_path) as swarm:
@@ -97,7 +97,7 @@ def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_p
     assert_ledger_sums(coordinator, run.global_batch)
 
 
-@pytest.mark.slow  # `contributions.possible` and the ledger are tested by themselves
+@pytest.mark.soak  # `contributions.possible` and the ledger are tested by themselves
 def test_a_stranger_who_says_it_has_given_to_step_0_is_not_in_the_ledger(tmp_path: Path) -> None:
     run = tiny_run("given", global_batch=32)
     with Swarm(run, tmp_path) as swarm:
@@ -146,7 +146,7 @@ def places_taken(swarm: Swarm, count: int) -> Iterator[None]:
             each.result(DEADLINE)
 
 
-@pytest.mark.slow  # as are the witnesses
+@pytest.mark.soak  # as are the witnesses
 def test_a_newcomer_is_given_a_forged_state_by_the_only_donor_and_refuses_it(tmp_path: Path) -> None:
     run = tiny_run("forged", global_batch=32)
     with Swarm(run, tmp_path) as swarm:
@@ -168,7 +168,7 @@ def test_a_newcomer_is_given_a_forged_state_by_the_only_donor_and_refuses_it(tmp
     assert all(float((values - FORGED).abs().max()) > 0.01 for values in newcomer.parameters().values())
 
 
-@pytest.mark.slow  # receipts and witnesses are tested by themselves, see test_rewind.py
+@pytest.mark.soak  # receipts and witnesses are tested by themselves, see test_rewind.py
 @pytest.mark.timeout(600)
 def test_a_newcomer_takes_no_rewind_from_the_only_donor_that_is_not_the_organizers(tmp_path: Path) -> None:
     refused = "it holds a rewind that the organizer did not order"
@@ -190,7 +190,7 @@ def test_a_newcomer_takes_no_rewind_from_the_only_donor_that_is_not_the_organize
     assert_nobody_went_back(newcomer, coordinator)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_rewind_that_somebody_else_orders_and_has_done_is_followed_by_nobody(tmp_path: Path) -> None:
     run = tiny_run("ordered", global_batch=32)

@@ -179,6 +179,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         yield swarm
 
 
+@pytest.mark.soak
 def test_a_code_that_is_passed_around_lets_in_as_many_machines_as_it_says_and_the_organizer_is_told(
     swarm: Swarm, tmp_path: Path
 ) -> None:
@@ -245,6 +246,7 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
         thread.join(30.0)
 
 
+@pytest.mark.soak
 def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
     tmp_path: Path, hastened: None, warned: list[str]
 ) -> None:
@@ -283,6 +285,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
         node.shutdown()
 
 
+@pytest.mark.soak
 def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path, hastened: None) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1", announce_host="8.8.8.8")
     node = open_node(config, Identity(config.folder / "identity.key"))
@@ -304,6 +307,7 @@ def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path
         node.shutdown()
 
 
+@pytest.mark.soak
 def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has_reached_it(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +352,7 @@ def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has
     assert asked == [{mallory.peer: ()}]
 
 
+@pytest.mark.soak
 def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reached_it(
     swarm: Swarm, tmp_path: Path
 ) -> None:

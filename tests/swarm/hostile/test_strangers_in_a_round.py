@@ -52,7 +52,7 @@ def test_claims_alone_make_no_batch(tmp_path: Path) -> None:
     assert [(result.outcome, result.detail) for result in results] == [("refused", "40 of 200 samples")] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_volunteer_that_boasts_and_shouts_does_not_keep_three_others_from_training(tmp_path: Path) -> None:
     """Real processes: what it tells the directory, what it claims in a round and what it sends count for little.
 

@@ -24,7 +24,7 @@ def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
     return peer.wait_for(StepDone, lambda event: others <= set(event.contributions))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
     # Steps of some seconds: who comes asks several about one state, which all of them must still hold.
@@ -69,7 +69,7 @@ def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_pat
     assert steps == list(range(1, len(steps) + 1)), "what it missed is in the receipts"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_volunteers_behind_firewalls_find_their_coordinator_again(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         first = swarm.coordinator()

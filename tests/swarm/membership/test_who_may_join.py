@@ -14,7 +14,7 @@ from dedloc_kit.worker import NOT_WELCOME
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny import tiny_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 SLOWLY = {"TINY_PAUSE": "0.05"}
 MINUTE = 60.0
 

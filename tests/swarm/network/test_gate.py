@@ -219,6 +219,7 @@ async def served_in_the_end(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
     return found
 
 
+@pytest.mark.soak
 def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm: Swarm, tmp_path: Path) -> None:
     organizer = Signer(Identity(folder_of(swarm) / IDENTITY_FILE))
     mallory, alice = Signer(Identity(tmp_path / "mallory")), Signer(Identity(tmp_path / "alice"))
@@ -242,6 +243,7 @@ def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm
     assert good >= EVERYTHING, "the same calls of an honest peer are answered"
 
 
+@pytest.mark.soak
 def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swarm: Swarm, tmp_path: Path) -> None:
     organizer, mallory = Signer(Identity(folder_of(swarm) / IDENTITY_FILE)), Signer(Identity(tmp_path / "mallory"))
     token = token_of(organizer, mallory.peer)
@@ -260,6 +262,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
     assert answer == AccessAnswer(denial="kicked", why="it lied (global step 3)")
 
 
+@pytest.mark.soak
 def test_a_code_brings_a_token_to_the_peer_that_shows_it_and_later_ones_without_it(
     swarm: Swarm, tmp_path: Path
 ) -> None:
@@ -280,11 +283,13 @@ def test_a_code_brings_a_token_to_the_peer_that_shows_it_and_later_ones_without_
     assert revoked == later == AccessAnswer(denial="revoked")
 
 
+@pytest.mark.soak
 def test_a_directory_of_hivemind_itself_does_not_get_in(swarm: Swarm) -> None:
     with pytest.raises(Exception, match="bootstrap failed"):
         DHT(initial_peers=list(swarm.invitation.peers), start=True, client_mode=True, no_listen=True)
 
 
+@pytest.mark.soak
 def test_a_request_for_another_run_or_none_at_all_brings_no_token(swarm: Swarm) -> None:
     async def come(p2p: P2P) -> AccessAnswer:
         organizer, service = PeerID.from_base58(swarm.invitation.organizer), f"{RUN.run_id}::admission"

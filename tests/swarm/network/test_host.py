@@ -65,6 +65,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     assert not host.is_alive()
 
 
+@pytest.mark.soak
 def test_calls_go_to_the_object_of_their_class_in_another_process(host: Host) -> None:
     assert host.call(Counter.process).result(SECONDS) != os.getpid()
     assert host.call(Counter.add, 2).result(SECONDS) == 2
@@ -72,30 +73,35 @@ def test_calls_go_to_the_object_of_their_class_in_another_process(host: Host) ->
     assert host.call(OtherCounter.add, 3).result(SECONDS) == -3
 
 
+@pytest.mark.soak
 def test_what_a_call_raises_is_raised_here_and_the_process_goes_on(host: Host) -> None:
     with pytest.raises(ValueError, match="as told"):
         host.call(Counter.fail).result(SECONDS)
     assert host.call(Counter.add, 1).result(SECONDS) == 1
 
 
+@pytest.mark.soak
 def test_an_object_can_ask_its_owner(host: Host) -> None:
     assert host.call(Counter.of_owner, "good").result(SECONDS) == "GOOD"
     with pytest.raises(KeyError):
         host.call(Counter.of_owner, "bad").result(SECONDS)
 
 
+@pytest.mark.soak
 def test_what_is_said_may_be_longer_than_a_pipe_takes_at_once(host: Host) -> None:
     long = [number * "x" for number in (10, 5_000_000, 100_000)]
     answers = [host.call(Counter.of_owner, question) for question in long]
     assert [answer.result(SECONDS) for answer in answers] == [question.upper() for question in long]
 
 
+@pytest.mark.soak
 def test_a_shared_tensor_is_changed_in_place(host: Host) -> None:
     values = torch.zeros(1000).share_memory_()
     host.call(Counter.fill, values).result(SECONDS)
     assert bool((values == 7.0).all())
 
 
+@pytest.mark.soak
 def test_on_stopping_it_leaves_what_it_entered_also_while_a_call_waits(host: Host, tmp_path: Path) -> None:
     waiting = host.call(Counter.wait)
     host.stop()
@@ -104,6 +110,7 @@ def test_on_stopping_it_leaves_what_it_entered_also_while_a_call_waits(host: Hos
         waiting.result(SECONDS)
 
 
+@pytest.mark.soak
 def test_calls_into_a_process_that_has_died_fail(host: Host) -> None:
     waiting, process = host.call(Counter.wait), host.call(Counter.process).result(SECONDS)
     os.kill(process, signal.SIGKILL)
@@ -113,6 +120,7 @@ def test_calls_into_a_process_that_has_died_fail(host: Host) -> None:
         host.call(Counter.add, 1).result(SECONDS)
 
 
+@pytest.mark.soak
 def test_what_goes_wrong_in_making_it_is_raised_at_once() -> None:
     @asynccontextmanager
     async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:

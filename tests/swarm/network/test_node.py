@@ -115,6 +115,7 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
     assert len(verified) == 3
 
 
+@pytest.mark.soak
 def test_who_holds_the_records_asks_nobody_to_look_at_them(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_who_holds_the_records_asks_nobody_to_look_at_them(
     assert asked > 0
 
 
+@pytest.mark.soak
 def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce(start: Start) -> None:
     middle, _ = start()
     known = addresses_of(middle)
@@ -159,6 +161,7 @@ def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce
     wait_until(connected, "they are not connected")
 
 
+@pytest.mark.soak
 def test_who_accepts_connections_and_is_too_busy_to_answer_is_asked_once_more(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_who_accepts_connections_and_is_too_busy_to_answer_is_asked_once_more(
     assert second.is_alive()
 
 
+@pytest.mark.soak
 def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as wrong:
         wrong.setattr("hivemind.dht.protocol.get_dht_time", lambda: get_dht_time() + 5.0)
@@ -186,6 +190,7 @@ def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeyp
     wait_until(lambda: bool(collect(late, RUN, 64, lambda _: None)), "nothing came")
 
 
+@pytest.mark.soak
 def test_a_peer_that_has_just_fallen_silent_is_not_asked_for_a_while(start: Start) -> None:
     silent, signer = start()
     one, _ = start(addresses_of(silent), client_mode=True)
@@ -200,6 +205,7 @@ async def _connections(_dht: DHT, node: Any) -> list[str]:
     return [info.peer_id.to_base58() for info in await node.p2p.list_peers()]
 
 
+@pytest.mark.soak
 def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not(start: Start) -> None:
     first, signer = start()
     second, other = start(addresses_of(first), client_mode=True)
@@ -221,6 +227,7 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
     assert collect(first, RUN, 64, rejected.append)[signer.peer].samples == 3
 
 
+@pytest.mark.soak
 def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start, warned: list[str]) -> None:
     first, signer = start()
     second, other = start(addresses_of(first))
@@ -279,6 +286,7 @@ def silent_port() -> Iterator[int]:
         yield door.getsockname()[1]
 
 
+@pytest.mark.soak
 def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(
     start: Start, silent_port: int
 ) -> None:

@@ -136,6 +136,7 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
     return in_own_loop(ask_all())
 
 
+@pytest.mark.soak
 def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
     def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
         config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), Identity(tmp_path / name)
@@ -154,6 +155,7 @@ def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Pat
     beside.held.let_go()
 
 
+@pytest.mark.soak
 def test_who_can_be_reached_is_a_full_peer(start: Start) -> None:
     first = start()
     second = start(addresses_of(first))
@@ -164,6 +166,7 @@ def test_who_can_be_reached_is_a_full_peer(start: Start) -> None:
     assert not third.client_mode, "a volunteer answers as well as a coordinator"
 
 
+@pytest.mark.soak
 def test_who_cannot_be_reached_is_a_client_and_takes_part(start: Start) -> None:
     first = start()
     second = start(addresses_of(first), host=ELSEWHERE)
@@ -175,6 +178,7 @@ def test_who_cannot_be_reached_is_a_client_and_takes_part(start: Start) -> None:
     assert shared(first, second)
 
 
+@pytest.mark.soak
 def test_the_first_peer_and_a_coordinator_with_known_peers_are_full_peers_without_a_test(start: Start) -> None:
     first = start()
     assert not first.client_mode
@@ -183,6 +187,7 @@ def test_the_first_peer_and_a_coordinator_with_known_peers_are_full_peers_withou
     assert not coordinator.reach.text
 
 
+@pytest.mark.soak
 def test_what_the_configuration_says_needs_no_test(start: Start) -> None:
     first = start()
     assert start(addresses_of(first), client_mode=True).client_mode
@@ -191,6 +196,7 @@ def test_what_the_configuration_says_needs_no_test(start: Start) -> None:
     assert addresses_of(announced)[0].startswith("/ip4/192.0.2.7/tcp/")
 
 
+@pytest.mark.soak
 def test_where_nobody_can_tell_the_peer_is_a_client_and_says_so(start: Start) -> None:
     older = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], startup_timeout=DEADLINE)
     try:
@@ -202,6 +208,7 @@ def test_where_nobody_can_tell_the_peer_is_a_client_and_says_so(start: Start) ->
         older.shutdown()
 
 
+@pytest.mark.soak
 def test_a_peer_that_is_asked_too_often_is_busy(start: Start) -> None:
     node = start()
     closed = host_and_port(refusing_address())[1]
@@ -213,6 +220,7 @@ def test_a_peer_that_is_asked_too_often_is_busy(start: Start) -> None:
     assert late.reach.uncertain
 
 
+@pytest.mark.soak
 def test_an_asked_peer_connects_to_nobody_but_the_asker(start: Start) -> None:
     node = start()
     with listener(ELSEWHERE) as (port, visitors):
@@ -221,6 +229,7 @@ def test_an_asked_peer_connects_to_nobody_but_the_asker(start: Start) -> None:
     assert not visitors
 
 
+@pytest.mark.soak
 def test_an_asked_peer_tells_nothing_about_ports_where_its_asker_does_not_listen(start: Start) -> None:
     node = start()
     secret = secrets.token_hex(16)
@@ -236,6 +245,7 @@ def test_an_asked_peer_tells_nothing_about_ports_where_its_asker_does_not_listen
     assert visitors == ["127.0.0.1"], "it tries once"
 
 
+@pytest.mark.soak
 def test_no_peer_carries_what_strangers_send_each_other(start: Start) -> None:
     relays = "/libp2p/circuit/relay/0.2.0/hop"
 
@@ -260,6 +270,7 @@ def test_no_peer_carries_what_strangers_send_each_other(start: Start) -> None:
     assert in_own_loop(ask_all()) == [True, False]
 
 
+@pytest.mark.soak
 def test_nonsense_is_refused_and_does_no_harm(start: Start) -> None:
     node = start()
     nonsense = (
@@ -278,6 +289,7 @@ def test_nonsense_is_refused_and_does_no_harm(start: Start) -> None:
     assert not start(addresses_of(node)).client_mode, "it still answers"
 
 
+@pytest.mark.soak
 def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
     class Lying(Reachability):
         async def answer(self, peer: str, question: Question) -> Reply:
@@ -297,6 +309,7 @@ def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
     assert found.host is None
 
 
+@pytest.mark.soak
 def test_one_address_that_answers_is_enough_whatever_the_others_do(start: Start) -> None:
     node = start()
     (living,) = addresses_of(node)
@@ -311,6 +324,7 @@ def test_one_address_that_answers_is_enough_whatever_the_others_do(start: Start)
             start((silent, refusing_address()))
 
 
+@pytest.mark.soak
 def test_a_peer_does_not_look_for_itself(start: Start, tmp_path: Path) -> None:
     first = start(name="first")
     known = addresses_of(first)
@@ -321,6 +335,7 @@ def test_a_peer_does_not_look_for_itself(start: Start, tmp_path: Path) -> None:
         start((me,), name="second")
 
 
+@pytest.mark.soak
 def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_again(start: Start) -> None:
     first = start(name="first")
     addresses, peer = addresses_of(first), str(first.peer_id)
@@ -355,6 +370,7 @@ async def _known_nodes(_dht: DHT, node: Any) -> dict[int, PeerID]:
     return {int(key): peer for key, peer in node.protocol.routing_table.uid_to_peer_id.items()}
 
 
+@pytest.mark.soak
 def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
     config = PeerConfig(folder=tmp_path, host="127.0.0.1")
     identity = Identity(tmp_path / "identity.key")
@@ -379,12 +395,14 @@ def test_behind_a_router_both_its_address_and_the_inner_one_are_announced(tmp_pa
     assert direct["announce_maddrs"] == ["/ip4/192.0.2.5/tcp/31337"]
 
 
+@pytest.mark.soak
 def test_two_nodes_never_share_a_port(start: Start) -> None:
     taken = port(start())
     with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{taken}"):
         start(port=taken)
 
 
+@pytest.mark.soak
 def test_connections_of_an_earlier_session_do_not_take_the_port(start: Start) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         earlier = server.getsockname()[1]

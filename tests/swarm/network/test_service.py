@@ -91,6 +91,7 @@ def between(tmp_path: Path, do: Callable[[Endpoint, str], Awaitable[None]], *, i
     in_own_loop(meet())
 
 
+@pytest.mark.soak
 def test_a_service_of_one_class_and_one_line_answers_a_record_with_a_record(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
         assert (await endpoint.ask(peer, Doubling, Number(value=21), SECONDS)).value == 42
@@ -101,6 +102,7 @@ def test_a_service_of_one_class_and_one_line_answers_a_record_with_a_record(tmp_
     between(tmp_path, ask)
 
 
+@pytest.mark.soak
 def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
         with pytest.raises(NoAnswer, match="refuses"):
@@ -118,6 +120,7 @@ def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
     between(tmp_path, ask, invited=False)
 
 
+@pytest.mark.soak
 def test_a_service_for_everyone_answers_who_is_not_invited_and_reads_no_more_than_a_record(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
         assert (await endpoint.ask(peer, Greeting, Number(value=21), SECONDS)).value == 42
@@ -132,6 +135,7 @@ def test_a_service_for_everyone_answers_who_is_not_invited_and_reads_no_more_tha
     between(tmp_path, ask, invited=False)
 
 
+@pytest.mark.soak
 def test_a_message_that_is_announced_too_long_ends_the_stream_before_it_is_read(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
         async with endpoint.open(peer, Echo) as stream:
@@ -149,6 +153,7 @@ def test_a_message_that_is_announced_too_long_ends_the_stream_before_it_is_read(
     between(tmp_path, ask)
 
 
+@pytest.mark.soak
 def test_a_stream_that_is_served_until_the_end_leaves_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

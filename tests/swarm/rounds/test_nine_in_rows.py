@@ -36,7 +36,7 @@ def test_steps_in_three_rows_are_those_of_one_plain_loop(tmp_path: Path) -> None
         assert max(len(brought) for peer in nine.peers for brought in peer.steps.values()) == PEERS
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_they_are_where_one_is_gone_in_the_middle_of_each_third_round_and_computes_anew(tmp_path: Path) -> None:
     gone: list[tuple[Peer, int]] = []

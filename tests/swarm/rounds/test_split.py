@@ -45,7 +45,7 @@ def _nobody_waits_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "AHEAD_SECONDS", 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("grouping", "in_a_round"), [(OneGroup, True), (InRows, False)])
 def test_one_side_goes_on_and_the_other_takes_no_step_of_its_own_and_then_all_hold_the_same(

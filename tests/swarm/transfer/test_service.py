@@ -30,6 +30,7 @@ def peers(swarm: Swarm) -> list[Peer]:
     return swarm.peers[:4]
 
 
+@pytest.mark.soak
 def test_a_download_is_bit_identical_and_its_progress_counts_bytes(peers: list[Peer]) -> None:
     donor, *_, client = peers
     digest = donor.has(next(ROUNDS))
@@ -42,12 +43,14 @@ def test_a_download_is_bit_identical_and_its_progress_counts_bytes(peers: list[P
     assert answer["warnings"] == []
 
 
+@pytest.mark.soak
 def test_a_question_during_a_download_is_answered_though_all_of_it_has_come_already(peers: list[Peer]) -> None:
     donor, newcomer, *_ = peers
     digest = donor.has(next(ROUNDS))
     assert newcomer.downloads(donor, question=True)["result"]["digest"] == digest
 
 
+@pytest.mark.soak
 def test_newcomers_at_the_same_time_share_one_snapshot_that_is_let_go_afterwards(peers: list[Peer]) -> None:
     donor, one, other, _ = peers
     digest = donor.has(next(ROUNDS), seed=2)
@@ -64,6 +67,7 @@ def test_newcomers_at_the_same_time_share_one_snapshot_that_is_let_go_afterwards
     wait_until(lambda: donor.ask("tell")["contents"] == 0, "the donor still holds a snapshot")
 
 
+@pytest.mark.soak
 def test_a_newcomer_goes_from_a_busy_donor_to_another_or_waits_for_it(peers: list[Peer]) -> None:
     busy, one, other, newcomer = peers
     round = next(ROUNDS)
@@ -81,7 +85,8 @@ def test_a_newcomer_goes_from_a_busy_donor_to_another_or_waits_for_it(peers: lis
     assert [peer.hear()["result"]["digest"] for peer in (one, other, newcomer)] == [digest] * 3
 
 
-@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.slow)])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.soak)])
 def test_a_download_goes_on_elsewhere_without_starting_over(swarm: Swarm, peers: list[Peer], fault: str) -> None:
     other, newcomer = peers[0], peers[1]
     donor, round = swarm.another(), next(ROUNDS)
@@ -100,6 +105,7 @@ def test_a_download_goes_on_elsewhere_without_starting_over(swarm: Swarm, peers:
     assert [donor.id in warning for warning in answer["warnings"]] == [True], answer["warnings"]
 
 
+@pytest.mark.soak
 def test_a_download_starts_again_where_there_is_only_a_newer_version(swarm: Swarm, peers: list[Peer]) -> None:
     other, newcomer = peers[0], peers[1]
     donor = swarm.another()
@@ -119,6 +125,7 @@ def test_a_download_starts_again_where_there_is_only_a_newer_version(swarm: Swar
     assert received == sorted(received), "what is shown never goes back"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -129,7 +136,7 @@ def test_a_download_starts_again_where_there_is_only_a_newer_version(swarm: Swar
         ("too large", "would be right"),
         ("too small", "ours has"),
         ("endless message", "announces"),
-        pytest.param("says nothing but hello", "bytes in", marks=pytest.mark.slow),
+        pytest.param("says nothing but hello", "bytes in", marks=pytest.mark.soak),
     ],
 )
 def test_a_donor_that_sends_nonsense_is_skipped_with_a_reason(peers: list[Peer], fault: str, reason: str) -> None:
@@ -144,6 +151,7 @@ def test_a_donor_that_sends_nonsense_is_skipped_with_a_reason(peers: list[Peer],
     assert newcomer.downloads(hostile, honest)["result"]["digest"] == digest
 
 
+@pytest.mark.soak
 def test_a_donor_of_another_run_is_skipped(peers: list[Peer]) -> None:
     other, newcomer = peers[0], peers[1]
     other.has(next(ROUNDS), run="other-0123456789abcdef")
@@ -152,6 +160,7 @@ def test_a_donor_of_another_run_is_skipped(peers: list[Peer]) -> None:
     assert "belongs to the run other-" in answer["warnings"][0]
 
 
+@pytest.mark.soak
 def test_streams_that_break_off_again_and_again_still_bring_the_state(peers: list[Peer]) -> None:
     donor, newcomer = peers[0], peers[1]
     digest = donor.has(next(ROUNDS))
@@ -161,6 +170,7 @@ def test_streams_that_break_off_again_and_again_still_bring_the_state(peers: lis
     assert sum(answer["counts"]) < 1.01 * SIZE
 
 
+@pytest.mark.soak
 def test_a_missed_average_is_fetched_as_it_was_kept(peers: list[Peer]) -> None:
     one, other, newcomer, _ = peers
     names: list[dict[str, Any]] = [
@@ -178,6 +188,7 @@ def test_a_missed_average_is_fetched_as_it_was_kept(peers: list[Peer]) -> None:
     assert "cannot be decoded" in answer["warnings"][0]
 
 
+@pytest.mark.soak
 def test_stop_ends_a_download_and_frees_the_place(peers: list[Peer]) -> None:
     donor, newcomer = peers[0], peers[1]
     donor.has(next(ROUNDS))
@@ -189,6 +200,7 @@ def test_stop_ends_a_download_and_frees_the_place(peers: list[Peer]) -> None:
     wait_until(lambda: donor.ask("tell")["places"] == 0, "the donor still serves it")
 
 
+@pytest.mark.soak
 def test_who_does_not_share_gives_nothing(peers: list[Peer]) -> None:
     silent, newcomer = peers[0], peers[1]
     silent.has(next(ROUNDS))
@@ -196,7 +208,7 @@ def test_who_does_not_share_gives_nothing(peers: list[Peer]) -> None:
     assert newcomer.downloads(silent)["result"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_donor_that_is_gone_is_asked_a_few_times(swarm: Swarm, peers: list[Peer]) -> None:
     newcomer, gone = peers[1], swarm.another()
     gone.end()

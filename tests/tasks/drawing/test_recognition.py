@@ -120,6 +120,7 @@ ENDS = """if True:
 """
 
 
+@pytest.mark.child
 def test_a_program_that_ends_does_not_wait_for_the_classifier() -> None:
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr

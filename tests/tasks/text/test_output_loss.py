@@ -74,7 +74,7 @@ def test_in_half_precision_it_is_near_the_plain_loss_and_leaves_no_copy_of_the_w
     assert float((found - words.weight.grad).norm() / words.weight.grad.norm()) < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_with_128000_words_and_2048_tokens_it_takes_less_than_400_mb_beyond_the_models_own() -> None:
     measure = """if True:
         import torch

@@ -272,7 +272,7 @@ def test_a_start_beside_the_runs_file_is_found_and_the_public_learns_its_name_al
     assert not names_local_files(run), "volunteers do not read it"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_volunteers_get_the_start_from_the_swarm(folder: Path, tmp_path: Path) -> None:
     published = tmp_path / "published"

@@ -119,6 +119,7 @@ for threads in (1, 2, 4):
 """
 
 
+@pytest.mark.child
 def test_neither_the_number_of_threads_nor_the_instructions_of_the_processor_change_a_bit() -> None:
     best = torch.backends.cpu.get_cpu_capability().lower()
     names: set[str] = set()

@@ -143,6 +143,7 @@ def test_a_write_that_fails_inside_safetensors_is_reported_and_leaves_nothing(tm
     assert files(tmp_path) == []
 
 
+@pytest.mark.child
 def test_a_kill_in_the_middle_of_a_save_leaves_nothing_to_load(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(tensors(), info(1))
     killed_at_the_rename = f"""

@@ -53,6 +53,7 @@ def test_a_state_that_fits_the_sketch_of_one_seed_does_not_fit_that_of_another()
     assert differ([forged], SEEDS[1], sketch([values], SEEDS[1])) == [0]
 
 
+@pytest.mark.child
 def test_a_machine_without_vector_instructions_has_the_same_sketch() -> None:
     code = "from tests.training.state.test_sketch import *\nprint(differ(a_state(), SEEDS[0], %s))\n"
     code += "print(torch.backends.cpu.get_cpu_capability())"

@@ -73,6 +73,7 @@ class Plain(torch.optim.SGD):
         return []
 
 
+@pytest.mark.child
 def test_the_shared_parameters_lie_in_memory_that_a_forked_process_does_not_take_again() -> None:
     state = TrainingState(torch.nn.Linear(2, 2), lambda m: Lamb(m.parameters(), lr=0.1), tiny_run())
     child = multiprocessing.get_context("fork").Process(target=state.flat.fill_, args=(7.0,))

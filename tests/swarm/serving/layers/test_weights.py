@@ -167,6 +167,7 @@ def test_a_manifest_or_tensor_that_is_none_is_refused(tmp_path: Path) -> None:
         asyncio.run(fetched(network, store, manifest, ["b"], "source"))
 
 
+@pytest.mark.child
 def test_weights_come_over_libp2p(model: Path, tmp_path: Path) -> None:
     manifest, store = describe_folder(model), Store(tmp_path / "mine")
     organizer = Place(tmp_path, "organizer")
