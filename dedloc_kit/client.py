@@ -13,6 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
+from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.contributors import Standing
@@ -115,7 +116,8 @@ def keep_invitation(folder: Path, where: str, invitation: Invitation) -> None:
     Raises UserError if the folder cannot be written.
     """
     try:
-        (folder / _KEPT).write_text(json.dumps({"from": where, "invitation": invitation.model_dump(mode="json")}))
+        kept = {"from": where, "invitation": invitation.model_dump(mode="json")}
+        write_private(folder / _KEPT, json.dumps(kept))
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.private import write_private
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId, Time
 
@@ -100,7 +101,7 @@ def _read(folder: Path) -> SwarmMemory:
 def remember(folder: Path, memory: SwarmMemory) -> None:
     """Replace the memory in this folder at once, so that a killed process leaves the old one or the new one."""
     temporary = folder / ".swarm.json.tmp"
-    temporary.write_text(memory.model_dump_json(), encoding="utf-8")
+    write_private(temporary, memory.model_dump_json())
     os.replace(temporary, folder / MEMORY_FILE)
 
 

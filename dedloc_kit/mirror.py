@@ -13,6 +13,7 @@ from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined
 from dedloc_kit.machine.home import home, peer_folder
+from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.worker import Worker, collector_job
@@ -33,7 +34,7 @@ def mirror(where: str, *, host: str, port: int, folder: Path | None, code: str =
         invitation, _ = find_invitation(where, base, watch=True)
         run = invitation.run_config()
         place = base / run.run_id
-        place.mkdir(exist_ok=True)
+        make_private(place)
         dashboard = Dashboard(run, place / "ledger.sqlite", host=host, port=port)
         dashboard.start()
         try:

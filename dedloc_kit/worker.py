@@ -32,6 +32,7 @@ from dedloc_kit.events import AnyEvent, Failed, State, Warned, parse_event
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.machine.logs import Warnings
+from dedloc_kit.machine.private import make_private, open_private
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
@@ -77,8 +78,9 @@ class Worker:
         self._stopping = False
         self.log = folder / "logs" / f"{role}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         try:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            log = self.log.open("ab")
+            make_private(folder)
+            make_private(self.log.parent)
+            log = open_private(self.log, "ab")
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
@@ -136,7 +138,7 @@ class Worker:
 
     def _note(self) -> None:
         """Let the log say as well why the worker could not go on; one that was killed cannot do so itself."""
-        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), open_private(self.log, "a") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.failure}\n")
 
     def _read(self) -> None:

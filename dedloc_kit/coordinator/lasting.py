@@ -19,6 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE, key_id
 from dedloc_kit.ledger.rescuing import opened
+from dedloc_kit.machine.private import make_private, write_private
 from dedloc_kit.memory import MEMORY_FILE, own_id
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.invitation import INVITATION_FILE
@@ -220,9 +221,7 @@ def _is_json(content: bytes) -> bool:
 
 
 def _write_privately(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     temporary = path.with_name(f".{path.name}.rescued")
-    temporary.unlink(missing_ok=True)
-    temporary.touch(mode=0o600)
-    temporary.write_bytes(content)
+    write_private(temporary, content)
     os.replace(temporary, path)

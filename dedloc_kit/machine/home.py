@@ -12,6 +12,7 @@ from typing import IO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.private import make_private
 from dedloc_kit.machine.surroundings import user_home
 
 DRIVE = Path("/content/drive/MyDrive")
@@ -123,7 +124,7 @@ def _keeping() -> Path:
 
 def _locked(folder: Path) -> IO[str] | None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None

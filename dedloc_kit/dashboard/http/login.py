@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.private import make_private
 
 KEY_FILE = "organizer.key"
 LINK_SECONDS = 24 * 3600.0
@@ -86,7 +87,7 @@ class Attempts:
 
 def _secret(path: Path) -> bytes:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with suppress(FileExistsError), os.fdopen(os.open(path, _NEW, 0o600), "w") as file:
             file.write(secrets.token_hex(_KEY_BYTES))
         path.chmod(0o600)

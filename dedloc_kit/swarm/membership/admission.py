@@ -20,6 +20,7 @@ from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.access.office import Office, check_secret
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
+from dedloc_kit.machine.private import write_private
 from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
@@ -179,7 +180,7 @@ def come_in(run: SwarmConfig, gate: Gate, identity: Identity, peers: Sequence[st
 def keep_token(identity: Identity, token: bytes) -> None:
     """For a session that begins while the coordinator is down."""
     with suppress(OSError):
-        (identity.path.parent / _TOKEN_FILE).write_bytes(token)
+        write_private(identity.path.parent / _TOKEN_FILE, token)
 
 
 async def _knock(

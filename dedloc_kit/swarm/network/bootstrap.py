@@ -13,6 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, number_of, own_address
 from dedloc_kit.machine.dials import Dials
+from dedloc_kit.machine.private import write_private
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
@@ -200,7 +201,7 @@ def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: 
     for word in words if found.host else ():
         if gate.vouched(me, [f"/ip4/{found.host}/tcp/{port}/p2p/{me}"], word):
             with suppress(OSError):
-                kept.write_text(word, encoding="ascii")
+                write_private(kept, word)
             return replace(found, client_mode=False, words=(word,))
     found = replace(found, words=())
     text = f"the coordinator has not reached this machine (at port {port}), so that others do not try"

@@ -23,6 +23,7 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import peer_id
+from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -63,7 +64,7 @@ class Identity:
 
 def _generate(path: Path) -> None:
     """Write a new key so that a killed process leaves either no file or a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / "key"
         P2P.generate_identity(str(fresh))

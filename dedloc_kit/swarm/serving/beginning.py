@@ -9,6 +9,7 @@ from pydantic import Field
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import Record
 from dedloc_kit.run.trust import AccessConfig
@@ -30,7 +31,7 @@ class Beginning(Record):
 def begun(job: Beginning, peer: ServerConfig) -> tuple[ServingConfig, ServedModel]:
     """Read the model that is to be served; raises UserError."""
     try:
-        peer.folder.mkdir(parents=True, exist_ok=True)
+        make_private(peer.folder)
     except OSError as error:
         raise UserError(f"{peer.folder} cannot be written ({error.strerror}); choose another with --folder") from None
     served = read_model(_model_of(job.model, peer), peer.folder)
