@@ -34,7 +34,7 @@ from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Tr
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed
@@ -115,7 +115,7 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
             "optimizer": {"learning_rate": rate, "warmup_steps": steps // 10, "total_steps": steps},
             "trust": {"checks": "on"},  # so that data come in blocks, whatever the defence
         }
-    )
+    ).renamed(lambda name: local(name, Path()))
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:

@@ -41,7 +41,7 @@ from dedloc_kit.data.sources.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run, parse_run
+from dedloc_kit.run.loading import load_run, local, parse_run
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
@@ -259,7 +259,7 @@ def decoder_run(steps: int, rate: float, seed: int) -> RunConfig:
 
 
 def run_of(steps: int, rate: float, seed: int) -> RunConfig:
-    """A quarter of the small sahajbert's parameters. Relative paths: the first weights depend on all of this."""
+    """A quarter of the small sahajbert's parameters. The first weights depend on all of this."""
     size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 2}
     return parse_run(
         {
@@ -276,7 +276,7 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
             "data": {"train": [{"dataset": "./train.parquet"}], "evaluation": {"dataset": "./test.parquet"}},
             "optimizer": {"learning_rate": rate, "warmup_steps": steps // 10, "total_steps": steps},
         }
-    )
+    ).renamed(lambda name: local(name, Path()))
 
 
 @contextlib.contextmanager

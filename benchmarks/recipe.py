@@ -25,6 +25,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
@@ -131,7 +132,8 @@ def _swarm(run: RunConfig, folder: Path, options: argparse.Namespace) -> Curve:
         invitation = Invitation.of(run, addresses)
         began = time.monotonic()
         names = [f"volunteer-{number}" for number in range(options.volunteers)]
-        volunteers = [start_volunteer(invitation, folder, name, microbatch=options.microbatch) for name in names]
+        own = {"microbatch": options.microbatch, "data": local_copies(run)}
+        volunteers = [start_volunteer(invitation, folder, name, **own) for name in names]
         try:
             done = coordinator.wait_for_step(last, deadline=options.hours * 3600)
             seconds = done["at"] - began

@@ -34,7 +34,7 @@ from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.data.sources.stream import Prefetch
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.computing.compute import Batch, Compute
 from dedloc_kit.training.computing.device import half_precision
@@ -194,7 +194,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
                 "sequence_length": options.sequence_length,
                 "model": {**model, "intermediate_size": 3 * options.width},
             },
-            "data": {"train": [{"dataset": path} for path in options.text or [str(folder / "corpus")]]},
+            "data": {"train": [{"dataset": local(path, Path())} for path in options.text or [str(folder / "corpus")]]},
         }
     )
     prepare_tokenizer(run, 5_000_000)

@@ -9,6 +9,7 @@ from dedloc_kit.version import __version__ as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from dedloc_kit.notebook.chat import Conversation
@@ -23,6 +24,7 @@ def join(
     devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
+    data: Mapping[str, str | Path] | None = None,
     drive_only: bool = False,
     host_experts: bool = False,
     code: str | None = None,
@@ -42,6 +44,8 @@ def join(
     :param devices: what to train on: `auto` (all GPUs, else the processor), `cpu`, or names such as `cuda:0,cuda:1`
     :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
     :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
+    :param data: your copies of the run's data or tokenizer, by the last part of their names, such as
+        `{"corpus": "/content/drive/MyDrive/corpus"}`; nothing else of this machine is read, whatever the run names
     :param drive_only: of a model that is cut into stages hold none, and send batches of data through those of others:
         for a machine with little memory
     :param host_experts: of a model with experts hold some of them for all, too, in up to half of the free memory
@@ -60,6 +64,7 @@ def join(
         devices=device or devices,
         folder=folder,
         task_module=task_module,
+        data=data,
         drive_only=drive_only,
         host_experts=host_experts,
         code=code,

@@ -17,8 +17,8 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MA
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.places import ON_HUB, published
 from dedloc_kit.run.section import HUB_REPOSITORY
-from dedloc_kit.run.task import NAMES_OF_FILES
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
@@ -104,7 +104,7 @@ class Repository:
 
 def repository_and_revision(name: str) -> tuple[str, str | None] | None:
     """The parts of `OWNER/NAME` or `OWNER/NAME@REVISION`; none if it is neither."""
-    match = re.fullmatch(rf"({HUB_REPOSITORY})(?:@(\w\S*))?", name)
+    match = re.fullmatch(ON_HUB, name)
     return (match[1], match[2]) if match else None
 
 
@@ -232,32 +232,9 @@ def _read_invitation(repository: str, token: Literal[False] | None = None) -> st
     return Path(hf_hub_download(repository, INVITATION_FILE, token=token)).read_text(encoding="utf-8")
 
 
-def names_local_files(run: RunConfig) -> bool:
-    """Does the run's configuration name what lies on the organizer's machine, and volunteers have to read?"""
-    sources = (*run.data.train, *filter(None, [run.data.evaluation]))
-    tokenizer = run.task.options.get("tokenizer", run.task.options.get("start"))
-    read = (*(source.dataset for source in sources), *([tokenizer] if isinstance(tokenizer, str) else []))
-    return any(name != public_name(name) for name in read)
-
-
 def described(run: RunConfig) -> str:
     """The run's configuration for the public as JSON: of what lies on this machine only the name is told."""
-    values = run.model_dump(mode="json")
-    data = values["data"]
-    for source in (*data["train"], *data.get("decay", ()), *filter(None, [data["evaluation"]])):
-        source["dataset"] = public_name(source["dataset"])
-    for key in NAMES_OF_FILES:
-        if isinstance(values["task"].get(key), str):
-            values["task"][key] = public_name(values["task"][key])
-    match values["task"].get("pictures"):
-        case {"model": str(name)} as pictures:
-            pictures["model"] = public_name(name)
-    return json.dumps({"run_id": run.run_id, "run": values}, indent=2, ensure_ascii=False) + "\n"
-
-
-def public_name(name: str) -> str:
-    """A name on the Hub as it is, of a path (`load_run` makes them absolute) only the last part."""
-    return Path(name).name if Path(name).is_absolute() else name
+    return json.dumps({"run_id": run.run_id, "run": published(run)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _download(repository: str, revision: str | None) -> Path:

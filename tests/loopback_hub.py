@@ -211,7 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
                 200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repository}/commit/{sha}"}
             )
         elif rest and rest[0] == "tree":
-            self._answer(200, _listed(files, "/".join(rest[2:]), "recursive=true" in self.path.lower()))
+            there = self.hub.at(repository, rest[1]) or files
+            self._answer(200, _listed(there, "/".join(rest[2:]), "recursive=true" in self.path.lower()))
         elif rest and rest[0] == "paths-info":
             asked = parse_qs(body.decode())["paths"]
             found = [

@@ -6017,9 +6017,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the public learns where the picture model lies",
-        "hub.py",
-        '            pictures["model"] = public_name(name)\n',
-        "            pass\n",
+        "run/task.py",
+        '("tokenizer", "start", "pictures.model")',
+        '("tokenizer", "start")',
         "tests/test_hub.py -k only_the_name",
     ),
     Mutation(

@@ -8,13 +8,14 @@ the gradient is bounded for each stage by itself, as peers of a stage do it, who
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.swarm.remote import activations
 from dedloc_kit.tasks import Batch, Divisible, StageTask
 from dedloc_kit.training.optimizers.build import build_optimizer
@@ -141,7 +142,7 @@ def train(stages: Stages, variant: Pipelined, steps: Sequence[Sequence[Batch]]) 
 
 
 def pipelined_run(steps: int, rate: float, seed: int) -> RunConfig:
-    """A small decoder in three stages. Relative paths: the first weights depend on all of this."""
+    """A small decoder in three stages. The first weights depend on all of this."""
     size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
     return parse_run(
         {
@@ -160,7 +161,7 @@ def pipelined_run(steps: int, rate: float, seed: int) -> RunConfig:
             "averaging": {"overlap": False},
             "pipeline": {"stages": STAGES},
         }
-    )
+    ).renamed(lambda name: local(name, Path()))
 
 
 def _taken(stage: StageTask, batch: Batch) -> Batch:

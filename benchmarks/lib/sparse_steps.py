@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.lib.learner import Learner
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
@@ -42,7 +43,7 @@ class Settings:
     seed: int
 
     def run(self, optimizer: str) -> RunConfig:
-        """A small decoder. Relative paths: the first weights depend on all of this, but not on the optimizer."""
+        """A small decoder. The first weights depend on all of this, but not on the optimizer."""
         size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
         run = parse_run(
             {
@@ -66,6 +67,7 @@ class Settings:
                 "averaging": {"mode": "local-steps"},
             }
         )
+        run = run.renamed(lambda name: local(name, Path()))
         return run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"name": optimizer})})
 
 

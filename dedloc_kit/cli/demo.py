@@ -27,6 +27,7 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.worker import Worker, volunteer_job
 
 
@@ -106,13 +107,14 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                 webbrowser.open(coordinator.dashboard.url)
             invitation = coordinator.invitation()
             write_invitation(invitation, organizers.folder)
+            copies = local_copies(run)
             names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
             for number, name in enumerate(names):
                 stage = None if stages == 1 else number % stages
                 workers.append(
                     Worker(
                         "volunteer",
-                        volunteer_job(invitation, PeerConfig(**settings(name), stage=stage)),
+                        volunteer_job(invitation, PeerConfig(**settings(name), stage=stage, data=copies)),
                         folder=folder / name,
                         on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
                     )

@@ -52,6 +52,18 @@ def add_task_module(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
 
 
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        action="append",
+        type=copy,
+        default=[],
+        metavar="NAME=PATH",
+        help="read this file or folder of yours in place of the run's data, tokenizer or start of this name (its last "
+        "part); may be given several times. Nothing else of this machine is read",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """One device, and threads."""
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -157,6 +169,13 @@ def url(text: str) -> str:
         return TypeAdapter(Url).validate_python(text.rstrip("/"))
     except ValidationError:
         raise argparse.ArgumentTypeError("must be an address such as https://run.example.org") from None
+
+
+def copy(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path) or "/" in name:
+        raise argparse.ArgumentTypeError("must be NAME=PATH, with the last part of the run's name of it")
+    return name, Path(path).expanduser().absolute()
 
 
 def positive(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dedloc_kit.data.sources.formats import BadRow
 from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, Settings
+from dedloc_kit.run.loading import local
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
@@ -77,7 +79,7 @@ def source_of(settings: Settings | LikelihoodSettings) -> tuple[Source, str]:
             f"name the part of {defaults.dataset} with --subset, such as {defaults.subset}, or give another --dataset"
         )
     source = Source(
-        dataset=settings.dataset or defaults.dataset,
+        dataset=defaults.dataset if settings.dataset is None else local(settings.dataset, Path()),
         subset=settings.subset,
         column=settings.column or defaults.column,
     )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.dataset import Example, held_out_split
 from dedloc_kit.evaluation.settings import LikelihoodSettings
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import local
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
@@ -46,7 +48,8 @@ def documents(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -
 
 def _source(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -> Source:
     if settings.dataset is not None:
-        source = Source(dataset=settings.dataset, subset=settings.subset, column=settings.column or "text")
+        where = local(settings.dataset, Path())
+        source = Source(dataset=where, subset=settings.subset, column=settings.column or "text")
         return source.model_copy(update={"split": held_out_split(source, warn)[0]})
     if run is None or run.data.evaluation is None:
         raise UserError("name a held-out text with --dataset, or with --run a run that has [data.evaluation]")

@@ -13,6 +13,7 @@ from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.hub import repository_and_revision
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
 
@@ -34,7 +35,7 @@ class Pretrained:
 
         self.where = where
         try:
-            self.config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False)
+            self.config: Any = load_pretrained(AutoConfig, where)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{where} holds no model that transformers loads ({one_line(error)}); name a folder that does, or a "
@@ -101,12 +102,12 @@ class Pretrained:
     def _load(self, head: Any, config: Any = None) -> tuple[torch.nn.Module, list[str]]:
         """The model, and the names of weights that its folder lacks."""
         try:
-            model, report = head.from_pretrained(
+            model, report = load_pretrained(
+                head,
                 self.where,
                 config=config if config is not None else self.config,
                 dtype=torch.float32,
                 output_loading_info=True,
-                trust_remote_code=False,
                 use_safetensors=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -154,7 +155,7 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
             _save_as_folder(path, run, folder)
             yield folder
     elif path.is_dir():
-        yield str(path)
+        yield str(path.absolute())
     elif path.suffix == ".safetensors":
         raise UserError(f"{checkpoint} holds weights alone; name the run that they are of with --run RUN.toml")
     elif checkpoint.startswith((".", "/", "~")) or (on_hub := repository_and_revision(checkpoint)) is None:
@@ -166,7 +167,7 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
 def _downloaded(repository: str, revision: str | None) -> str:
     from huggingface_hub import snapshot_download
 
-    files = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    files = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *WEIGHTS]
     try:
         return snapshot_download(repository, revision=revision, allow_patterns=files)
     except (OSError, ValueError) as error:

@@ -1,11 +1,12 @@
 """Where this machine keeps what outlives a session: identities and the demo's corpus."""
 
 import fcntl
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -86,6 +87,40 @@ def check_organizer(run_id: str, organizer: str) -> None:
             f"invitation has {organizer}; somebody may stand between you and the organizer, so ask the organizer, by a "
             f"way that you trust, and only if the new key is right remove {path}"
         )
+
+
+def remember_copies(run_id: str, organizer: str, copies: Mapping[str, Path]) -> None:
+    """Note where the data of a run is that is led from this machine, so that it may also volunteer here.
+
+    Raises UserError if it cannot be written.
+
+    :param organizer: its peer id: another one's run of the same name and configuration gets nothing of it
+    :param copies: as `run.places.local_copies` says
+    """
+    path = _own_run(run_id)
+    values = {"organizer": organizer, "copies": {name: str(place) for name, place in copies.items()}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{run_id}-{os.getpid()}")
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(values), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
+
+
+def known_copies(run_id: str, organizer: str) -> dict[str, Path]:
+    """The same again; nothing for a run that was never led from here."""
+    try:
+        values = json.loads(_own_run(run_id).read_text(encoding="utf-8"))
+        own = values["organizer"] == organizer
+        return {name: Path(place) for name, place in values["copies"].items()} if own else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _own_run(run_id: str) -> Path:
+    return home() / "own" / f"{run_id}.json"
 
 
 def next_session(folder: Path) -> str:

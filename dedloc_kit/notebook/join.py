@@ -1,5 +1,6 @@
 """`join`: this machine trains in a run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def join(
     devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
+    data: Mapping[str, str | Path] | None = None,
     drive_only: bool = False,
     host_experts: bool = False,
     code: str | None = None,
@@ -29,7 +31,8 @@ def join(
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
     chosen = {key: value for key, value in settings.items() if value is not None}
     flags = {"drive_only": drive_only, "hosts_experts": host_experts, "lends": lends, "gives_state": gives_state}
-    given = {**chosen, **flags}
+    copies = {name: Path(path).expanduser().absolute() for name, path in (data or {}).items()}
+    given = {**chosen, **flags, "data": copies}
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)

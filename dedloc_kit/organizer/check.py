@@ -15,14 +15,16 @@ from dedloc_kit.display.helping import LITTLE, Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
-from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import local
 from dedloc_kit.run.peer import parse_peer
+from dedloc_kit.run.places import names_local_files
+from dedloc_kit.run.section import public_name
 from dedloc_kit.run.task import Source
 from dedloc_kit.worker import Worker, coordinator_job
 
@@ -201,7 +203,7 @@ def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) 
     texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))
     table = Table("tokenizer", "tokens", "tokens/word", "bytes/token", box=None, padding=(0, 2, 0, 0))
     for name in (own, *others):
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(local(name, Path()))
         found = fertility(tokenizer, texts)
         shown = f"{found.tokens_per_word:.2f}", f"{found.bytes_per_token:.2f}"
         table.add_row(f"{public_name(name)}{' (this run)' * (name == own)}", f"{len(tokenizer):,}", *shown)

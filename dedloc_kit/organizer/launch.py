@@ -17,15 +17,16 @@ from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, PushFailed, Warned
-from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
+from dedloc_kit.hub import HubUnavailable, Repository, training_state
 from dedloc_kit.keys import IDENTITY_FILE, read_key
-from dedloc_kit.machine.home import peer_folder
+from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.places import local_copies, names_local_files
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.steering.webhook import Webhook
@@ -167,6 +168,7 @@ def launch(
     :param webhook: the secret address to which alerts are posted as well
     """
     peer.check(run)
+    local_copies(run)  # two things of one name are better refused now
     with (
         peer_folder(peer.folder, "launch of this run"),
         RunDisplay(run.global_batch) as display,
@@ -237,6 +239,7 @@ def _serve(
         display.line(f"starting {run.run_id} in {peer.folder}")
         invitation = coordinator.invitation()
         path = write_invitation(invitation, peer.folder)
+        remember_copies(run.run_id, invitation.organizer, local_copies(run))
         url = coordinator.dashboard.url
         display.line(f"live page:   {url}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")

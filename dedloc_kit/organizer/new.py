@@ -16,12 +16,11 @@ from dedloc_kit.data.folder import new_folder
 from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import public_name
 from dedloc_kit.notebook.generate import notebooks_to_be
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.section import HUB_REPOSITORY
+from dedloc_kit.run.section import HUB_REPOSITORY, public_name
 from dedloc_kit.run.swarm import Name
 from dedloc_kit.run.task import Source
 

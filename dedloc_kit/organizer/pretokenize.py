@@ -9,8 +9,9 @@ from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeEla
 
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, public_name, upload
+from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import public_name
 from dedloc_kit.run.task import Source
 
 

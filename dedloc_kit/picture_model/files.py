@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from dedloc_kit.data.pictures.codes import PictureCodes
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, model_files, public_name, repository_and_revision
+from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import public_name
 from dedloc_kit.validation import describe
 
 OWN_CONFIG, OWN_WEIGHTS = "picture_model.json", "picture_model.safetensors"

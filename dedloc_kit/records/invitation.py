@@ -11,6 +11,7 @@ from dedloc_kit.keys import has_signed, public, sign
 from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.places import check_names, published
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 from dedloc_kit.version import __version__
@@ -104,7 +105,7 @@ class Invitation(Requirement):
             peers=peers,
             url=url,
             wheel=wheel,
-            run=run.model_dump(mode="json"),
+            run=published(run) if isinstance(run, RunConfig) else run.model_dump(mode="json"),
             parameters=parameters,
         )
 
@@ -141,7 +142,10 @@ class Invitation(Requirement):
         return read
 
     def run_config(self) -> RunConfig:
-        """The validated configuration; raises UserError if it is not the one that the run id names."""
+        """The validated configuration; raises UserError if it is not the one that the run id names.
+
+        All that it names is on the Hub, or not to be had (`run.places`): no name leads to a file of this machine.
+        """
         if self.kind != "run":
             raise UserError(
                 f"{self.run_id} is a model that is served, not trained; to serve it with the others: dedloc serve; "
@@ -154,6 +158,10 @@ class Invitation(Requirement):
                 f"the invitation's run configuration does not fit this version of dedloc_kit ({error}); "
                 "install the version that the organizer uses"
             ) from None
+        try:
+            check_names(run)
+        except UserError as error:
+            raise UserError(f"the invitation cannot be used: {error}; ask the organizer for another one") from None
         self.check_fingerprint(run)
         return run
 

@@ -25,9 +25,9 @@ from dedloc_kit.experts.bank import names_of
 from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
-from dedloc_kit.hub import public_name
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source, TaskConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of

@@ -20,6 +20,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
@@ -158,7 +159,7 @@ class _Work:
         emit: Callable[[AnyEvent], None],
         stop: threading.Event,
     ) -> None:
-        self._run = run = invitation.run_config()
+        self._run = run = with_copies(invitation.run_config(), peer.data)
         self._peer, self._task, self._me, self._emit, self._stop = peer, task, me, emit, stop
         self._fits = fits
         assert run.pipeline is not None

@@ -23,6 +23,7 @@ from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
@@ -55,7 +56,7 @@ def volunteer(
 
     :param stopped: why the training stopped before, if it is started again
     """
-    run = invitation.run_config()
+    run = with_copies(invitation.run_config(), peer.data)
     emit(State(text="connecting"))
     if peer.lends:
         lender(invitation, run, peer, emit, stop, stopped)

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import NAMES_OF_FILES, DataConfig, Source, TaskConfig
 from dedloc_kit.validation import describe
 
 IMAGES = "images"
@@ -30,12 +29,7 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
         run = parse_run(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return run.model_copy(
-        update={
-            "task": _with_absolute_names(run.task, path.parent),
-            "data": _with_absolute_data(run.data, path.parent),
-        }
-    )
+    return run.renamed(lambda name: local(name, path.parent))
 
 
 def read_values(path: Path, overrides: Path | None = None) -> dict[str, Any]:
@@ -79,25 +73,3 @@ def local(name: str, folder: Path) -> str:
     candidate = folder / os.path.expanduser(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or candidate.exists()
     return str(candidate.resolve()) if looks_local else name
-
-
-def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
-    def absolute(source: Source) -> Source:
-        return source.model_copy(update={"dataset": local(source.dataset, folder)})
-
-    return data.model_copy(
-        update={
-            "train": tuple(absolute(source) for source in data.train),
-            "decay": tuple(absolute(source) for source in data.decay),
-            "evaluation": absolute(data.evaluation) if data.evaluation else None,
-        }
-    )
-
-
-def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
-    named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
-    absolute: dict[str, Any] = {key: local(name, folder) for key, name in named.items()}
-    match task.options.get("pictures"):
-        case {"model": str(name), **others}:
-            absolute["pictures"] = {"model": local(name, folder), **others}
-    return task.model_copy(update=absolute)

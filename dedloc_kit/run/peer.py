@@ -33,6 +33,9 @@ class PeerConfig(Section):
     """Samples that go through the model at once; 0 tries what suits the device."""
     task_module: str | None = None
     """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
+    data: dict[str, Path] = Field(default={})
+    """Copies that this machine has of the run's data, tokenizer or start, by the last part of their names. Nothing else
+    of this machine is read, whatever the run names."""
     stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)] | None = None
     """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
     drive_only: bool = False

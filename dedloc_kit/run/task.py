@@ -1,13 +1,13 @@
 """What is learned, and from which data: the sections `task` and `data`."""
 
-from typing import Annotated, Any
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
-from dedloc_kit.run.section import LATER, PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.section import HUB_REVISION, LATER, PLACE, PositiveFloat, PositiveInt, Section
 
-NAMES_OF_FILES = ("tokenizer", "start")
-"""Keys of `task` that name a folder or what is on the Hub; so does the key `model` of its table `pictures`."""
 SEQUENCE_LENGTH = 512
 """Tokens of a text task's samples, if `task.sequence_length` does not say otherwise."""
 
@@ -15,7 +15,7 @@ SEQUENCE_LENGTH = 512
 class Source(Section):
     """One stream of documents or pictures."""
 
-    dataset: str = Field(min_length=1)
+    dataset: Annotated[str, Field(min_length=1), PLACE]
     """A dataset on the Hub (`owner/name`) or a local folder or file of Parquet, JSON lines or text."""
     subset: str | None = None
     """The Hub dataset's configuration, such as `20231101.bn`."""
@@ -28,6 +28,33 @@ class Source(Section):
     """The dataset holds token ids instead of text, as `dedloc tokenizer RUN.toml --shards` writes them."""
     weight: PositiveFloat = 1.0
     """The share of this source in the mixture, relative to the other weights."""
+    _copy: str | None = PrivateAttr(default=None)
+
+    @field_validator("subset")
+    @classmethod
+    def _subset_is_one_name(cls, subset: str | None) -> str | None:
+        """Of a local dataset it is a folder in it, and nothing outside."""
+        if subset is not None and (subset in ("", ".", "..") or re.search(r"[/\\]|://|::", subset)):
+            raise ValueError("subset must be one name, without slashes")
+        return subset
+
+    @field_validator("revision")
+    @classmethod
+    def _revision_is_one(cls, revision: str | None) -> str | None:
+        if revision is not None and not re.fullmatch(HUB_REVISION, revision):
+            raise ValueError("revision must be a commit, or a branch or tag")
+        return revision
+
+    @property
+    def place(self) -> str:
+        """Where this machine reads it: an absolute path if it lies here, else the name on the Hub."""
+        return self._copy or self.dataset
+
+    def copied_at(self, path: str | None) -> "Source":
+        """The same, which this machine reads at that path of its own."""
+        source = self.model_copy()
+        source._copy = path
+        return source
 
 
 class DataConfig(Section):
@@ -47,8 +74,19 @@ class TaskConfig(Section):
 
     name: str
     """A module of `dedloc_kit.tasks`, such as `albert`."""
+    _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "start", "pictures.model")
+    _copies: Mapping[str, str] = PrivateAttr(default={})
 
     @property
     def options(self) -> dict[str, Any]:
-        """The task's own keys, as written in the file."""
-        return dict(self.model_extra or {})
+        """The task's own keys, as written in the file, but that of which this machine has a copy is named by its path.
+
+        So a path is one of this machine, and every other name one on the Hub.
+        """
+        return dict(self.renamed(lambda name: self._copies.get(name, name)).model_extra or {})
+
+    def copied_at(self, copies: Mapping[str, str]) -> "TaskConfig":
+        """The same, which this machine reads where `copies` says, by the names in the file."""
+        task = self.model_copy()
+        task._copies = copies
+        return task

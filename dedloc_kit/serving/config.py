@@ -2,15 +2,17 @@
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.pretrained import GENERATION_CONFIG, TOKENIZER_FILES, check_kernels
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.section import Section
+from dedloc_kit.run.section import HUB_REPOSITORY, Section
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 
@@ -24,7 +26,10 @@ SERVED_TASK = "causal"
 """Of runs whose model is served."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\.(json|model|txt|jinja)$")]
+FileName = Annotated[str, Field(pattern=rf"^({'|'.join(map(re.escape, (*TOKENIZER_FILES, GENERATION_CONFIG)))})$")]
+"""What may come beside a model's configuration and weights: nothing else that transformers would read."""
+MODEL_ON_HUB = rf"{HUB_REPOSITORY}@[0-9a-f]{{40}}"
+"""The pattern of `OWNER/NAME@COMMIT`."""
 
 
 class ModelVersion(Section):
@@ -46,6 +51,7 @@ class ModelVersion(Section):
             raise ValueError(f"config has more than {MAX_CONFIG} bytes")
         if "auto_map" in config:
             raise ValueError("config.auto_map names code of the model's own, which is never run here")
+        check_kernels(config)
         return config
 
     @property
@@ -56,7 +62,7 @@ class ModelVersion(Section):
 
     @property
     def from_hub(self) -> bool:
-        return "@" in self.model
+        return re.fullmatch(MODEL_ON_HUB, self.model) is not None
 
     @property
     def digest(self) -> str:

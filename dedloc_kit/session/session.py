@@ -15,7 +15,7 @@ from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Hosted, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE, Account, who_am_i
-from dedloc_kit.machine.home import next_session, peer_folder
+from dedloc_kit.machine.home import known_copies, next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
 from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
@@ -130,7 +130,9 @@ class Session:
             if self._account.warning:
                 self._warn(self._account.warning)
         self._set(name=self._account.name, anonymous=self._account.anonymous, text="checking the machine")
-        peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
+        copies = known_copies(run.run_id, invitation.organizer) | dict(self._settings.get("data", {}))
+        settings = {**self._settings, "data": copies, "folder": self._folder.resolve(), "name": self._account.name}
+        peer = parse_peer(settings)
         if not self._peer:  # what stops it later may pass, such as a line that is down
             self._check_machine(invitation, peer)
         self._set(text="loading the libraries")

@@ -29,6 +29,7 @@ from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
@@ -139,7 +140,8 @@ class Swarm:
         def job(config: PeerConfig) -> Mapping[str, Any]:
             return volunteer_job(self.invitation, config)
 
-        peer = Peer("volunteer", name, self.folder, job, environment, **settings)
+        own = {"data": local_copies(self.run), **settings}
+        peer = Peer("volunteer", name, self.folder, job, environment, **own)
         self.peers.append(peer)
         return peer
 

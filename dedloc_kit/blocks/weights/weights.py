@@ -25,11 +25,11 @@ _COMMIT = r"[0-9a-f]{40}"
 def locate(model: str, files: Iterable[str] = WHOLE) -> Path:
     """The folder with these files of a model, from the Hub if need be.
 
-    :param model: a folder, or `OWNER/NAME@COMMIT` of the Hub
+    :param model: an absolute path, or `OWNER/NAME@COMMIT` of the Hub
 
     Raises UserError with the fix if it is not there.
     """
-    if (folder := Path(model).expanduser()).is_dir():
+    if (folder := Path(model)).is_absolute() and folder.is_dir():
         return folder
     repository, commit = repository_and_revision(model) or (None, None)
     if repository is None:

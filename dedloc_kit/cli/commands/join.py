@@ -6,6 +6,7 @@ from dedloc_kit.cli.options import (
     INVITATION,
     Commands,
     add_code,
+    add_data,
     add_microbatch,
     add_peer,
     add_reach,
@@ -49,6 +50,7 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="in a run with experts: hold some of them for all, in up to half of the memory that is free, and train",
     )
+    add_data(parser)
     add_code(parser)
     add_reach(parser)
     add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     settings = peer_settings(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     settings |= {"listed": options.listed, "checks": options.checks, "stage": options.stage}
-    settings |= {"drive_only": options.drive_only, "hosts_experts": options.host_experts}
+    settings |= {"drive_only": options.drive_only, "hosts_experts": options.host_experts, "data": dict(options.data)}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))

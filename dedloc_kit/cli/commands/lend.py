@@ -3,7 +3,16 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import INVITATION, Commands, add_code, add_place, add_reach, add_task_module, code_for
+from dedloc_kit.cli.options import (
+    INVITATION,
+    Commands,
+    add_code,
+    add_data,
+    add_place,
+    add_reach,
+    add_task_module,
+    code_for,
+)
 from dedloc_kit.display.console import complain
 
 
@@ -25,6 +34,7 @@ def add(commands: Commands) -> None:
     add_task_module(parser)
     add_place(parser)
     add_reach(parser)
+    add_data(parser)
     add_code(parser)
     parser.set_defaults(call=run)
 
@@ -42,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         "announce_host": options.announce_host,
         "client_mode": options.client_mode,
         "task_module": options.task_module,
+        "data": dict(options.data),
     }
     if options.name:
         settings["name"] = options.name

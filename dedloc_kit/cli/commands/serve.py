@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dedloc_kit.cli.options import Commands, add_code, add_devices, add_place, add_reach, code_for, positive, url
 from dedloc_kit.errors import UserError
+from dedloc_kit.run.loading import local
+from dedloc_kit.serving.config import MODEL_ON_HUB
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"
-MODEL_ON_HUB = r"[\w.-]+/[\w.-]+@[0-9a-f]{40}"
 
 
 def add(commands: Commands) -> None:
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         "span": options.span,
         "weights": options.weights,
         "cache_tokens": options.cache_tokens,
-        "source": options.source,
+        "source": options.source and local(options.source, Path()),
         "forwarding": not options.no_forwarding,
         "team": options.team,
         "devices": options.devices,
@@ -109,7 +110,8 @@ def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
 
     if options.client_mode:
         raise UserError("whoever begins a swarm has to be reached by others; leave out --client-mode")
-    model = options.what if "@" in options.what else str(Path(options.what).expanduser().resolve())
+    folder = Path(options.what).expanduser()
+    model = str(folder.resolve()) if folder.is_dir() else options.what
     name = options.name or _name_of(model)
     if re.fullmatch(NAME, name) is None:
         raise UserError(f"--name {name}: the swarm's name is lower-case letters, digits and dashes, at most 48")

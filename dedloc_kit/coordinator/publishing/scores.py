@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, ValidationError
 
 from dedloc_kit.display.human import visible
-from dedloc_kit.hub import public_name
+from dedloc_kit.run.section import public_name
 
 REPORTS = "evaluation*.json"
 """The names of files in the run's folder that are taken for such results."""

@@ -15,6 +15,7 @@ from dedloc_kit.dashboard.pipeline.schemas import Pipeline
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.places import published
 
 Step = Annotated[int, Query(ge=0, le=2**53)]
 Search = Annotated[str, Query(max_length=64)]
@@ -37,7 +38,7 @@ def routes(
     @router.get("/run", response_model=schemas.Run)
     def configuration(request: Request) -> Response:
         """The configuration of the run."""
-        values = run.model_dump(mode="json")
+        values = published(run)
         return kept.answer(request, lambda: schemas.Run(run_id=run.run_id, fingerprint=run.fingerprint, run=values))
 
     @router.get("/state", response_model=schemas.RunState)

@@ -13,8 +13,9 @@ def names_of(source: Source, shard: Shard, column: str, warn: Warn) -> list[str]
 
     None where neither tells. Raises UserError if that file does not hold names.
     """
-    path = local_folder(source) / LABELS_FILE
-    if not path.is_file():
+    folder = local_folder(source)
+    path = None if folder is None else folder / LABELS_FILE
+    if path is None or not path.is_file():
         return class_names(shard, column, warn)
     try:
         names = json.loads(path.read_text(encoding="utf-8"))[column]

@@ -2,12 +2,14 @@
 
 import glob
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
+from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of
 from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.data.sources.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
+from dedloc_kit.run.places import HAVE_IT_HERE
+from dedloc_kit.run.section import HUB_REPOSITORY
 from dedloc_kit.run.task import Source
 
 Warn = Callable[[str], None]
@@ -93,14 +98,16 @@ def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
 
 def find_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     """The files of all splits of the source's dataset, by split; otherwise as `find_shards`."""
-    path = Path(source.dataset).expanduser()
+    path = Path(source.place)
+    if not path.is_absolute():  # a name from the network may be one of them, and leads to no file of this machine
+        if re.fullmatch(HUB_REPOSITORY, source.place) is None:
+            raise UserError(f"the dataset {source.dataset} is not on the Hub, where it is OWNER/NAME; {HAVE_IT_HERE}")
+        return _hub_splits(source, warn)
     if path.is_file():
         return {source.split: (_local_shard(path),)}
     if path.is_dir():
         return _folder_splits(source)
-    if path.is_absolute() or source.dataset.startswith((".", "~")) or source.dataset.count("/") != 1:
-        raise UserError(f"the dataset {source.dataset} does not exist; correct the path")
-    return _hub_splits(source, warn)
+    raise UserError(f"the dataset {path} does not exist; correct the path")
 
 
 def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
@@ -293,14 +300,17 @@ def _local_shard(path: Path) -> Shard:
     return Shard(str(path), loader)
 
 
-def local_folder(source: Source) -> Path:
-    """The folder of a local dataset, or of its subset."""
-    folder = Path(source.dataset).expanduser()
+def local_folder(source: Source) -> Path | None:
+    """The folder of a local dataset, or of its subset; none if it is on the Hub."""
+    folder = Path(source.place)
+    if not folder.is_absolute():
+        return None
     return folder / source.subset if source.subset else folder
 
 
 def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
     folder = local_folder(source)
+    assert folder is not None, "others are on the Hub"
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct the subset or leave it out")
     splits: dict[str, tuple[Shard, ...]] = {}
@@ -316,7 +326,7 @@ def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
 def strays(source: Source) -> list[str]:
     """The files of a local folder that are not read, for their kind is unknown."""
     folder = local_folder(source)
-    if not folder.is_dir():
+    if folder is None or not folder.is_dir():
         return []
     return [str(path.relative_to(folder)) for path in files_in(folder) if not _loader_of(path)]
 
@@ -324,19 +334,29 @@ def strays(source: Source) -> list[str]:
 def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     from datasets import load_dataset_builder
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+    missing = (DatasetNotFoundError, DataFilesNotFoundError, RepositoryNotFoundError, RevisionNotFoundError)
+    if os.path.lexists(source.dataset):  # `datasets` would take that, whatever it is told
+        raise UserError(
+            f"there is a {source.dataset} in the current folder, which would hide the dataset of this name on the Hub; "
+            "start from another folder"
+        )
     disable_progress_bars()  # for a README of 200 bytes
     be_patient()
     retries = Retries(source.dataset, warn)
     while True:
         try:
-            builder = load_dataset_builder(source.dataset, name=source.subset, revision=source.revision)
+            commit = commit_of(source.dataset, source.revision)
+            builder = load_dataset_builder(source.dataset, name=source.subset, revision=commit)
             break
-        except (DatasetNotFoundError, DataFilesNotFoundError) as error:
+        except UserError:
+            raise
+        except missing as error:
             raise UserError(
-                f"the dataset {source.dataset} is neither a local path nor open to you on the Hub "
-                f"({one_line(error)}); correct its name, or log in with: hf auth login"
+                f"the dataset {source.dataset} is not open to you on the Hub ({one_line(error)}); correct its name, or "
+                "log in with: hf auth login"
             ) from None
         except ValueError as error:  # an unknown subset: the message lists those there are
             raise UserError(
@@ -350,7 +370,10 @@ def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
                     f"the dataset {source.dataset} cannot be looked up ({one_line(error)}); "
                     "check the Internet connection and the dataset's name"
                 ) from None
+    files = {str(split): sorted(map(str, paths)) for split, paths in (builder.config.data_files or {}).items()}
+    check_loader(source.dataset, builder.name)
+    check_files(source.dataset, chain.from_iterable(files.values()))
     return {
-        str(split): tuple(Shard(str(path), _loader_of(Path(path)) or builder.name) for path in sorted(paths))
-        for split, paths in (builder.config.data_files or {}).items()
+        split: tuple(Shard(path, _loader_of(Path(path)) or builder.name) for path in paths)
+        for split, paths in files.items()
     }

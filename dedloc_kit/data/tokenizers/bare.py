@@ -1,5 +1,6 @@
 """A tokenizer without transformers, which takes seconds to import: for who reads token ids, or a few captions."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -7,6 +8,7 @@ from tokenizers import Tokenizer
 from dedloc_kit.data.text.tokens import hash_of_tokens
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.run.places import HAVE_IT_HERE
 
 FILE = "tokenizer.json"
 
@@ -21,7 +23,7 @@ class BareTokenizer:
     """
 
     def __init__(self, name: str) -> None:
-        path = _folder(name) / FILE
+        path = tokenizer_files(name, [FILE]) / FILE
         hint = "make one with: dedloc tokenizer RUN.toml"
         if not path.is_file():
             raise UserError(f"the tokenizer {name} does not exist or has no {FILE}; {hint}")
@@ -49,12 +51,17 @@ class BareTokenizer:
         self._tokenizer.save(str(folder / FILE))
 
 
-def _folder(name: str) -> Path:
-    path, on_hub = Path(name).expanduser(), repository_and_revision(name)
-    if path.exists() or not on_hub:
-        return path
+def tokenizer_files(name: str, files: Iterable[str]) -> Path:
+    """The folder with a tokenizer's files, from the Hub unless the name is an absolute path; which is not looked at.
+
+    Raises UserError if the Hub has no such tokenizer for us.
+    """
+    if Path(name).is_absolute():
+        return Path(name)
+    if (on_hub := repository_and_revision(name)) is None:
+        raise UserError(f"the tokenizer {name} does not exist: on the Hub it is OWNER/NAME; {HAVE_IT_HERE}")
     where, revision = on_hub
     try:
-        return model_files(where, revision or "main", [FILE])
+        return model_files(where, revision or "main", list(files))
     except HubUnavailable as error:
         raise UserError(f"the tokenizer {where} cannot be read now ({error}); try again later") from None

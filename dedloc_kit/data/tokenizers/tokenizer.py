@@ -9,11 +9,12 @@ import numpy as np
 from tokenizers import Tokenizer, processors
 
 from dedloc_kit.data.folder import new_folder
+from dedloc_kit.data.tokenizers.bare import tokenizer_files
 from dedloc_kit.data.tokenizers.lossless import byte_level_bpe, unigram_with_bytes
 from dedloc_kit.data.tokenizers.special_tokens import CAUSAL, END_OF_TEXT, UNK, needed_by
 from dedloc_kit.data.tokenizers.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import repository_and_revision
+from dedloc_kit.pretrained import CONFIG, TOKENIZER_FILES, load_pretrained
 from dedloc_kit.run.task import TaskConfig
 
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
@@ -152,17 +153,16 @@ def _trained(
 def load_tokenizer(name: str) -> Any:
     """A fast tokenizer of transformers from a folder or the Hub; raises UserError if there is none.
 
-    :param name: a folder, `OWNER/NAME`, or `OWNER/NAME@REVISION`, which stays the same whatever is pushed later
+    :param name: an absolute path, `OWNER/NAME`, or `OWNER/NAME@REVISION`, which stays the same whatever is pushed later
     """
     from transformers import AutoTokenizer
 
     hint = "make one with: dedloc tokenizer RUN.toml"
-    path, on_hub = Path(name).expanduser(), repository_and_revision(name)
-    if not path.is_dir() and (path.exists() or not on_hub):
+    folder = tokenizer_files(name, (*TOKENIZER_FILES, CONFIG))
+    if not folder.is_dir():
         raise UserError(f"the tokenizer {name} does not exist; {hint}")
-    where, revision = on_hub if on_hub and not path.exists() else (str(path), None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
+        tokenizer = load_pretrained(AutoTokenizer, folder)
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the tokenizer {name} cannot be loaded ({said[0][:200]}); {hint}") from None

@@ -1,5 +1,6 @@
 """What a swarm begins with that serves a model: which model that is, and the configuration that follows."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,11 +10,13 @@ from pydantic import Field
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.machine.home import known_copies
 from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import Record
+from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.trust import AccessConfig
-from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
+from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig, ServingConfig, parse_serving
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.training.state.checkpoint import find
 
@@ -43,7 +46,9 @@ def _model_of(where: str, peer: ServerConfig) -> str:
     folder = Path(where)
     if not ((folder / INVITATION_FILE).is_file() and (folder / "checkpoints").is_dir()):
         return where
-    run = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config()
+    invitation = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8"))
+    run = invitation.run_config()
+    run = with_copies(run, known_copies(run.run_id, invitation.organizer) | peer.data)
     tensors, info = find(folder)
     model = peer.folder / f"model-{run.run_id}-{info.step}"
     if not model.is_dir():
@@ -62,7 +67,7 @@ def _configuration(job: Beginning, served: ServedModel) -> ServingConfig:
         "name": job.name,
         "about": job.about,
         "access": AccessConfig(who=job.who).model_dump(mode="json"),
-        "model": job.model if "@" in job.model else served.folder.resolve().name,
+        "model": job.model if re.fullmatch(MODEL_ON_HUB, job.model) else served.folder.resolve().name,
         "config": served.config,
         "manifest": served.manifest.digest,
         "files": dict(served.files),

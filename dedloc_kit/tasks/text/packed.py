@@ -73,7 +73,7 @@ class PackedTask(TextTask):
         self, run: RunConfig, options: PackedOptions, family: Family, edges: Callable[[Any], tuple[int, int]]
     ) -> None:
         self._start = Start(options.start, options.start_sha256) if options.start else None
-        if self._start is not None and (self._start.folder is None or options.tokenizer == options.start):
+        if self._start is not None and (self._start.is_on_hub or options.tokenizer == options.start):
             self._start.look()  # else it would be its tokenizer that is said to be gone
         super().__init__(run, options)
         self.family = family

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, model_files, public_name, repository_and_revision
+from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.pretrained import CONFIG, WEIGHTS
+from dedloc_kit.run.places import HAVE_IT_HERE
+from dedloc_kit.run.section import public_name
 from dedloc_kit.tasks.text.architecture import Family
 
-_CONFIG, _MAX_CONFIG_BYTES = "config.json", 1_000_000
-_WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
+_MAX_CONFIG_BYTES = 1_000_000
 _COMMIT = r"[0-9a-f]{40}"
 
 
@@ -46,7 +48,7 @@ class Start:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None:
+        if not self.is_on_hub:
             return
         where, commit = repository_and_revision(self.name) or (None, None)
         if where is None or self.sha256 is not None:
@@ -62,8 +64,13 @@ class Start:
         _ = self.config
 
     @property
+    def is_on_hub(self) -> bool:
+        """Else it is the organizer's; volunteers know a bare name of it and have no folder."""
+        return "/" in self.name and not Path(self.name).is_absolute()
+
+    @property
     def folder(self) -> Path | None:
-        """Where it is if it is the organizer's."""
+        """Where it is if it is the organizer's and lies here."""
         path = Path(self.name)
         return path if path.is_absolute() else None
 
@@ -75,7 +82,7 @@ class Start:
     @cached_property
     def config(self) -> dict[str, Any]:
         """What its config.json says; raises UserError if there is none."""
-        path = self._files([_CONFIG]) / _CONFIG
+        path = self._files([CONFIG]) / CONFIG
         try:
             if path.stat().st_size > _MAX_CONFIG_BYTES:
                 raise ValueError("it is too large")
@@ -96,9 +103,9 @@ class Start:
 
         Raises UserError if the run names another architecture than the start's, and Undescribed.
         """
-        if self.folder is not None:
+        if not self.is_on_hub:
             if self.sha256 is None or architecture is None or not values:
-                raise Undescribed(self._lines(family))
+                raise Undescribed("" if self.folder is None else self._lines(family))
             return architecture, dict(values)
         self.check_architecture(architecture)
         return self.config["model_type"], family.published(self.config) | dict(values)
@@ -115,7 +122,7 @@ class Start:
         Raises UserError if the weights are not in safetensors, or if the folder holds something else than the run's
         file says.
         """
-        folder = self._files([_CONFIG, *_WEIGHTS])
+        folder = self._files([CONFIG, *WEIGHTS])
         if not any(folder.glob("model*.safetensors")):
             raise UserError(
                 f"{self.shown} has no weights in safetensors, and others are not read, for they may hold code; load it "
@@ -132,6 +139,8 @@ class Start:
             if not self.folder.is_dir():
                 raise UserError(f"task.start: there is no folder {self.folder}; correct it")
             return self.folder
+        if not self.is_on_hub:
+            raise UserError(f"task.start: {self.name} is a folder of the organizer's; {HAVE_IT_HERE}")
         where, commit = repository_and_revision(self.name) or ("", None)
         try:
             return model_files(where, str(commit), patterns)
@@ -149,7 +158,7 @@ class Start:
 
 def fingerprint(folder: Path) -> str:
     """The SHA-256 of a model's configuration and weights in a folder: of a line with the name and SHA-256 of each."""
-    found = sorted({path for pattern in (_CONFIG, *_WEIGHTS) for path in folder.glob(pattern)})
+    found = sorted({path for pattern in (CONFIG, *WEIGHTS) for path in folder.glob(pattern)})
     whole = hashlib.sha256()
     for path in found:
         with path.open("rb") as file:

@@ -16,7 +16,7 @@ from dedloc_kit.client import fetch_invitation
 from dedloc_kit.coordinator.publishing import publisher
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
-from dedloc_kit.hub import ledger_copy, names_local_files
+from dedloc_kit.hub import ledger_copy
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
@@ -25,6 +25,7 @@ from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.places import names_local_files
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import checkpoint

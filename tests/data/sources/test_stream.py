@@ -149,9 +149,16 @@ def test_a_source_without_a_readable_shard_is_the_users_to_mend(folder: Path) ->
         next(stream)
 
 
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "nowhere"])
-def test_a_dataset_that_does_not_exist_is_refused_at_once(name: str) -> None:
-    with pytest.raises(UserError, match="does not exist; correct the path"):
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("/nowhere/at/all", "does not exist; correct the path"),
+        ("./nowhere", "is not on the Hub"),
+        ("nowhere", r"is not on the Hub, where it is OWNER/NAME; if you have a copy, name it with --data NAME=PATH"),
+    ],
+)
+def test_a_dataset_that_does_not_exist_is_refused_at_once(name: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
         documents([Source(dataset=name)], seed=0, shuffle_buffer=1, warn=no_warning)
 
 

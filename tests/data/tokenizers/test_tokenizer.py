@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.errors import UserError
+from tests.loopback_hub import loopback_hub
 
 TEXTS = [
     "আমার সোনার বাংলা, আমি তোমায় ভালোবাসি। চিরদিন তোমার আকাশ, তোমার বাতাস, আমার প্রাণে বাজায় বাঁশি।",
@@ -177,24 +178,15 @@ def test_a_missing_tokenizer_says_how_to_make_one(tmp_path: Path) -> None:
         load_tokenizer("./none")
 
 
-@pytest.mark.parametrize(
-    ("name", "asked"), [("owner/name", ("owner/name", None)), ("owner/name@0a1b", ("owner/name", "0a1b"))]
-)
 def test_a_tokenizer_on_the_hub_may_be_pinned_to_a_revision(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, asked: tuple[str, str | None]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer
-
-    made, requests = load_tokenizer(str(folder)), []
-
-    def from_pretrained(name: str, *, revision: str | None, trust_remote_code: bool) -> Any:
-        requests.append((name, revision))
-        assert not trust_remote_code
-        return made
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
-    assert load_tokenizer(name) is made
-    assert requests == [asked]
+    first = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
+        hub.commits["us/words"] = [first, {"README.md": b"all is gone"}]
+        assert len(load_tokenizer(f"us/words@{hub.revision('us/words', 0)}")) == len(load_tokenizer(str(folder)))
+        with pytest.raises(UserError, match="the tokenizer us/words does not exist"):
+            load_tokenizer("us/words")
 
 
 def test_more_characters_than_tokens_are_refused(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from transformers.utils.hub import hf_api
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Left
-from dedloc_kit.hub import described, names_local_files
+from dedloc_kit.hub import described
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.places import names_local_files
 from dedloc_kit.run.task import TaskConfig
 from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.causal import Causal
@@ -241,9 +242,10 @@ def test_another_model_than_the_runs_file_says_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "options", "problem"),
     [
+        ("us/", {}, "task.start must be OWNER/NAME@COMMIT of the Hub, or a folder"),
         ("us/model", {}, 'task.start must name a commit, so that all begin with the same: "us/model@"'),
         ("us/model@main", {}, "task.start must name a commit"),
-        ("model", {}, "task.start must be OWNER/NAME@COMMIT of the Hub, or a folder"),
+        ("model", {}, "task.start: model is a folder of the organizer's; if you have a copy, name it with --data"),
         ("us/model@COMMIT", {"architecture": "qwen3"}, 'task.architecture is "qwen3", and us/model@'),
         ("us/model@COMMIT", {"sequence_length": 65}, "task.sequence_length must be at most"),
         ("us/model@" + "0" * 40, {"tokenizer": "TOKENIZER"}, "us/model has no commit 0000"),

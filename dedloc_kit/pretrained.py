@@ -1,0 +1,47 @@
+"""Models and tokenizers of transformers out of a folder: the one call of `from_pretrained`, and the files it may read.
+
+It reads this machine's disk alone, never asks a question, and never runs code that comes with a model. What is on the
+Hub is fetched first, by the names below and no others (`hub.model_files`).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+CONFIG = "config.json"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+)
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+
+
+def load_pretrained(kind: Any, folder: str | Path | None, **options: Any) -> Any:
+    """What a class of transformers makes of a folder; errors as its `from_pretrained`.
+
+    :param folder: none if `options` hold the configuration and the weights
+    """
+    where = None if folder is None else Path(folder).absolute()
+    if where is not None and not where.is_dir():  # a bare name would be looked up on the Hub
+        raise OSError(f"{where} is no folder")
+    if where is not None and (where / CONFIG).is_file():
+        check_kernels(json.loads((where / CONFIG).read_text(encoding="utf-8")))
+    # Left out, `trust_remote_code` means that the person at the terminal is asked.
+    return kind.from_pretrained(where, trust_remote_code=False, local_files_only=True, **options)
+
+
+def check_kernels(config: Any) -> None:
+    """Raise ValueError if a model's configuration names code on the Hub that computes its attention or experts.
+
+    transformers fetches and runs that with the package `kernels`, whatever `trust_remote_code` says.
+    """
+    match config:
+        case dict():
+            for key, value in config.items():
+                if str(key).endswith("_implementation") and any(mark in json.dumps(value) for mark in "/:|@"):
+                    raise ValueError(f"{key} names code of the model's own ({value!r:.60}), which is never run here")
+                check_kernels(value)
+        case list():
+            for value in config:
+                check_kernels(value)
