@@ -11,6 +11,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.pretrained import check_kernels
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def configuration(values: Mapping[str, Any]) -> Any:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise UserError(f"this transformers knows no model of type {str(kind)[:40]!r}; a newer one may")
     try:
+        check_kernels(values)
         return CONFIG_MAPPING[kind].from_dict(dict(values))
     except Exception as error:  # each family checks its own values in its own way
         raise UserError(f"the configuration of this {kind} model is wrong: {error!r:.200}") from None

@@ -16,6 +16,7 @@ from transformers import Cache
 from dedloc_kit.blocks.architecture import Layout, causal_class, cut
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.errors import UserError
+from dedloc_kit.pretrained import load_pretrained
 
 USUAL_LENGTH = 2048
 """Tokens of a session if nobody says."""
@@ -172,7 +173,7 @@ def ends(config: Any, tensors: Mapping[str, torch.Tensor], begin: Begin) -> Any:
     past: ContextVar[DistantCache | None] = ContextVar("past", default=None)
     attributes = {"begin": staticmethod(begin), "past": past, "__module__": library.__module__}
     kind: Any = type(library.__name__, (Ends, library), attributes)
-    model = kind.from_pretrained(None, config=cut(config, 0, 0), state_dict=dict(tensors))
+    model = load_pretrained(kind, None, config=cut(config, 0, 0), state_dict=dict(tensors))
     body = model.base_model.get_submodule(Layout.of(model).holder)
     norm = next((getattr(body, name) for name in FINAL_NORMS if isinstance(getattr(body, name, None), nn.Module)), None)
     if norm is None:

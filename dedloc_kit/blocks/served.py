@@ -12,13 +12,10 @@ from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, 
 from dedloc_kit.blocks.weights.manifest import Manifest, describe_folder
 from dedloc_kit.blocks.weights.weights import WHOLE, locate
 from dedloc_kit.errors import UserError
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES
 
-FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "spiece.model", "generation_config.json", "chat_template.jinja"),
-)
+FILES = (*TOKENIZER_FILES, GENERATION_CONFIG)
 """What a user needs beside the weights, if it is there."""
-CONFIG = "config.json"
 MAX_FILE = 2**26
 """Bytes of one of them."""
 _KEPT = "manifest.json"

@@ -17,6 +17,8 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.inference.loading import Loaded
 from dedloc_kit.inference.network import Activations, Network
 from dedloc_kit.inference.tuning import Current, give, within
+from dedloc_kit.pretrained import GENERATION_CONFIG, load_pretrained
+from dedloc_kit.run.loading import local
 
 
 class AutoDistributedModelForCausalLM:
@@ -57,13 +59,13 @@ class AutoDistributedModelForCausalLM:
             told=told,
         )
         try:
-            loaded = Loaded(network, source, told)
+            loaded = Loaded(network, None if source is None else local(source, Path()), told)
             model = loaded.make(_beginning(network, loaded, adapter))
         except BaseException:
             network.close()
             raise
-        if (loaded.files / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(loaded.files)
+        if (loaded.files / GENERATION_CONFIG).is_file():
+            model.generation_config = load_pretrained(GenerationConfig, loaded.files)
         model.network, model.loaded = network, loaded
         model.adapted = within(adapter)
         return model
@@ -71,7 +73,7 @@ class AutoDistributedModelForCausalLM:
 
 def tokenizer_of(model: Any) -> Any:
     """The tokenizer of a model that was made here."""
-    return AutoTokenizer.from_pretrained(model.loaded.files)
+    return load_pretrained(AutoTokenizer, model.loaded.files)
 
 
 def _beginning(network: Network, loaded: Loaded, adapter: Current) -> Callable[[int], "DistantLayers"]:

@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.pretrained import check_kernels, load_pretrained
 
 _TEXT_PART = "_text"
 """What marks, in transformers, the decoder of a model that also sees pictures: `gemma3_text` of `gemma3`."""
@@ -71,6 +72,7 @@ class Family:
         merged = {key: value for key, value in usual.items() if key in keys} | dict(values)
         merged = {**_heads(merged, keys), **merged}
         with _one_line():
+            check_kernels(merged)
             return config_class(**merged, **{key: value for key, value in tokens.items() if key in keys})
 
     def _name(self, architecture: str) -> str:
@@ -103,12 +105,8 @@ class Family:
         Raises UserError if it lacks weights that the architecture has, or cannot be loaded.
         """
         try:
-            model, report = self.automatic.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                output_loading_info=True,
-                trust_remote_code=False,
-                use_safetensors=True,
+            model, report = load_pretrained(
+                self.automatic, folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
             )
         except Exception as error:  # OSError, ValueError, RuntimeError, and what safetensors raises
             lines = str(error).strip().splitlines() or [type(error).__name__]
