@@ -239,7 +239,11 @@ def _serve(
         display.line(f"starting {run.run_id} in {peer.folder}")
         invitation = coordinator.invitation()
         path = write_invitation(invitation, peer.folder)
-        remember_copies(run.run_id, invitation.organizer, local_copies(run))
+        if copies := local_copies(run):
+            try:
+                remember_copies(run.run_id, invitation.organizer, copies)
+            except UserError as error:  # only who volunteers on this machine misses it
+                display.line(f"to volunteer here, name the data with --data: {error}", "yellow")
         url = coordinator.dashboard.url
         display.line(f"live page:   {url}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")

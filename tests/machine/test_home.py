@@ -12,7 +12,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine import home as home_module
-from dedloc_kit.machine.home import LEASE_SECONDS, home, next_session, peer_folder
+from dedloc_kit.machine.home import LEASE_SECONDS, home, known_copies, next_session, peer_folder, remember_copies
 from tests.commands import assert_refused, launch
 
 
@@ -125,3 +125,17 @@ def _wait_for(lease: Path, text: str) -> None:
     while not (lease.exists() and lease.read_text() == text):
         assert time.monotonic() < end, f"{lease} never said {text}"
         time.sleep(0.01)
+
+
+def test_where_the_data_of_a_run_led_from_here_lies_is_known_for_its_organizer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "home"))
+    assert known_copies("a-0123456789abcdef", "QmOrganizer") == {}
+    remember_copies("a-0123456789abcdef", "QmOrganizer", {"corpus": tmp_path / "corpus"})
+    assert known_copies("a-0123456789abcdef", "QmOrganizer") == {"corpus": tmp_path / "corpus"}
+    assert known_copies("a-0123456789abcdef", "QmSomebodyElse") == {}, "whose run is called and made the same"
+    (note,) = (path for path in (tmp_path / "home").rglob("*") if path.is_file())
+    assert note.stat().st_mode & 0o077 == 0
+    note.write_text("[]")
+    assert known_copies("a-0123456789abcdef", "QmOrganizer") == {}

@@ -1,5 +1,6 @@
 """Names from the network: whatever an invitation or the card of a dataset says, no file of a volunteer is read."""
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dedloc_kit.cli.options import add_data
 from dedloc_kit.data.sources.hub_files import check_card, check_files, check_loader, commit_of
 from dedloc_kit.data.sources.shards import find_shards, find_splits
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
@@ -264,3 +266,16 @@ def test_two_things_of_one_name_are_refused_where_others_know_them_by_it() -> No
     shadowed = tiny_run(data={"train": [{"dataset": "/a/texts"}], "evaluation": {"dataset": "us/texts"}})
     with pytest.raises(UserError, match="rename the one on this machine"):
         local_copies(shadowed)
+
+
+def test_what_a_volunteer_names_on_the_command_line_is_a_copy_of_its_own(
+    diary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_data(parser)
+    given = parser.parse_args(["--data", "corpus=Documents/private", "--data", "words=~/words=1"]).data
+    assert dict(given) == {"corpus": diary.parent, "words": diary.parents[2] / "words=1"}
+    for wrong in ("corpus", "corpus=", "=x", "us/texts=x"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--data", wrong])
+        assert "must be NAME=PATH" in capsys.readouterr().err
