@@ -34,7 +34,7 @@ class Source(Section):
     @classmethod
     def _subset_is_one_name(cls, subset: str | None) -> str | None:
         """Of a local dataset it is a folder in it, and nothing outside."""
-        if subset is not None and (subset in ("", ".", "..") or re.search(r"[/\\]|://|::", subset)):
+        if subset is not None and (subset in (".", "..") or re.search(r"[/\\]|://|::", subset)):
             raise ValueError("subset must be one name, without slashes")
         return subset
 

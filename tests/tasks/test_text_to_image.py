@@ -242,5 +242,7 @@ def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, 
     task.export(model, tmp_path / "published", "me/drawer")
     drawn = Drawer(tmp_path / "published").draw(["a red", "the blue"], seed=2)
     expected = task.decode(task.draw_codes(model, ["a red", "the blue"], seed=2))
-    assert np.array_equal(np.stack([np.asarray(each) for each in drawn]), expected.permute(0, 2, 3, 1).numpy())
+    found = np.stack([np.asarray(each) for each in drawn]).astype(int)
+    # One picture at a time or several at once: float32 differs in its last bits, and rounding by 1 in some values.
+    assert np.abs(found - expected.permute(0, 2, 3, 1).numpy()).max() <= 1
     assert expected.float().std() > 1

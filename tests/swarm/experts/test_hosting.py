@@ -307,6 +307,7 @@ def test_a_keeper_that_says_nothing_is_taken_for_gone_and_gives_way_when_it_is_b
         assert these["b"].keeping.kept == set(NAMES)
 
 
+@pytest.mark.soak
 def test_a_keeper_that_has_slept_gets_back_what_others_have_learned_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SILENT_SECONDS", 0.3)
     monkeypatch.setattr(module, "RIVAL_SECONDS", 1e6)
