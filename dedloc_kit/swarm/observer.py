@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from hivemind.dht import DHTNode
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
@@ -29,6 +29,7 @@ from dedloc_kit.swarm.membership.notices import NoticeFollower
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
+from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.receipts import global_step, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
@@ -147,7 +148,7 @@ class Observer:
                 info = AverageInfo.parse(decode(header.metadata))
                 if (info.after, info.step) != (after, step + 1):
                     raise ValueError("it is not the average that was asked for")
-                signed = tuple(MSGPackSerializer.loads(info.metadata))
+                signed = tuple(unpack(info.metadata))
                 contributions = opened(self._signer, self._run, self._organizer, info.step, info.round, signed)
                 latest = max((c.time for c in contributions.values()), default=0.0)
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)

@@ -25,6 +25,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.keys import peer_id
 from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.record import Record
+from dedloc_kit.swarm.network.unpacking import unpack
 
 R = TypeVar("R", bound=Record)
 
@@ -99,12 +100,12 @@ def opened(kind: type[R], data: bytes) -> tuple[str, R]:
     if not isinstance(data, bytes) or len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"{kind.__name__}: not a signed record")
     try:
-        subkey, value = MSGPackSerializer.loads(data)
+        subkey, value = unpack(data)
         if MSGPackSerializer.dumps([subkey, value]) != data:
             raise ValueError("it is not spelled as its author does")  # else anybody could make two of one
         body = verified(_envelope(kind, subkey, value), subkey)
-        plain = MSGPackSerializer.loads(body)
-    except Exception as error:  # hostile bytes make msgpack raise nearly anything
+        plain = unpack(body)
+    except Exception as error:  # what is read may be of any type
         raise ValueError(f"{kind.__name__}: cannot be read ({error})") from None
     return author(subkey), kind.parse(plain)
 

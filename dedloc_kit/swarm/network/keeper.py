@@ -43,6 +43,7 @@ from dedloc_kit.swarm.network.kinds import (
     share_of,
 )
 from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.unpacking import DirectorySerializer, unpack
 
 MAX_RECORDS = 512
 """Under one key. Peers spread over more keys from 200 on, but newcomers know of few others at first."""
@@ -134,7 +135,7 @@ class Keeper(RecordValidatorBase):
         """Why this record is refused; empty if its author has signed it, may have it here, and it can be read."""
         run_id, kind, share, cell, copy = self._places[record.key]
         try:
-            subkey = MSGPackSerializer.loads(record.subkey)
+            subkey = unpack(record.subkey)
             if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != record.subkey:
                 raise ValueError("the subkey names no owner")
             peer = author(subkey)
@@ -142,8 +143,8 @@ class Keeper(RecordValidatorBase):
                 raise ValueError("not of the organizer")
             if share is not None and share_of(peer) != share:
                 raise ValueError("under a key for other peers")
-            values = MSGPackSerializer.loads(verified(record, subkey))
-        except Exception as error:  # hostile bytes make msgpack raise nearly anything
+            values = unpack(verified(record, subkey))
+        except Exception as error:  # what is read may be of any type
             return f"{kind.record.__name__}: {error}"
         try:
             read = kind.read(run_id, values)
@@ -207,6 +208,7 @@ class DHTProtocol(protocol.DHTProtocol):
     hivemind drops an answer for one bad record, and stops asking others when an answer says that it is the newest.
     """
 
+    serializer = DirectorySerializer
     record_validator: Keeper
 
     @classmethod

@@ -48,7 +48,7 @@ def decode(data: bytes) -> Any:
     """Plain values from a peer's bytes; raises ValueError if they are none."""
     try:
         return unpack(data)
-    except Exception as error:  # hostile bytes make msgpack raise nearly anything
+    except ValueError as error:
         raise ValueError(f"it cannot be decoded ({error!r:.80})") from None
 
 

@@ -9,12 +9,13 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened
@@ -103,7 +104,7 @@ class Alongside:
         led_there = step < newest.step or info.round == newest.round
         if (info.after, info.step) != (state.round, step) or not led_there:
             raise ValueError("it is not the next one")
-        signed = tuple(MSGPackSerializer.loads(info.metadata))
+        signed = tuple(unpack(info.metadata))
         organizer = self._tracker.belief.organizer
         contributions: dict[str, Contribution] = opened(self._signer, state.run, organizer, step, info.round, signed)
         latest = max((c.time for c in contributions.values()), default=0.0)
