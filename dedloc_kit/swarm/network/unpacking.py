@@ -37,7 +37,7 @@ def unpack(data: bytes) -> Any:
     return _Message(data).read()
 
 
-class DirectorySerializer(MSGPackSerializer):  # type: ignore[misc]
+class DirectorySerializer(MSGPackSerializer):
     """hivemind's serializer for its directory, within the same bounds; a message may be a whole dictionary."""
 
     @classmethod

@@ -1,6 +1,7 @@
 """What is read is what hivemind reads, and too much of it, or too deep, is never made."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def extension(kind: int, content: bytes) -> bytes:
     return b"\xc9" + len(content).to_bytes(4, "big") + bytes([kind]) + content
 
 
-WRAPPED = {
+WRAPPED: dict[str, Callable[[bytes], bytes]] = {
     "list": lambda data: b"\x91" + data,
     "map": lambda data: b"\x81\xa1x" + data,
     "tuple": lambda data: extension(0x40, b"\x91" + data),
