@@ -98,6 +98,22 @@ def owners(hostile: Hostile, key: str) -> set[Any]:
     return set(hostile.do(hostile.find(key)))
 
 
+# Nested tuples overflowed the stack of whoever read them
+
+
+@pytest.mark.real
+def test_nested_bytes_at_the_door_and_in_the_directory_end_no_process(swarm: Swarm, mallory: Hostile) -> None:
+    deep = b"\x90"
+    for _ in range(200):
+        deep = b"\xc9" + (len(deep) + 1).to_bytes(4, "big") + b"\x40\x91" + deep
+    assert mallory.do(mallory.show(deep)) == set()
+    assert mallory.do(mallory.show(token(organizer_of(swarm), mallory.peer))) == {"directory", "averager"}
+    later = time.time() + 15.0
+    for subkey, value in ((b"", deep), (deep, b"x"), (pack(mallory.signer.subkey), deep)):
+        assert not taken(mallory, Raw(PROGRESS_KEY, subkey, value, later))
+    it_goes_on(swarm)
+
+
 # A newline forged anyone's signature
 
 
