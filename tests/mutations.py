@@ -727,8 +727,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a host of experts gives all its room to one trainer",
-        "swarm/experts/service.py",
-        "if self._taken[caller] + size > self._left - size:",
+        "swarm/network/bounds.py",
+        "if self._taken[peer] + size > self._left - size:",
         "if size > self._left:",
         "tests/swarm/hostile/test_experts.py -k no_more_memory",
     ),
@@ -2499,8 +2499,8 @@ MUTATIONS = (
     Mutation(
         "another server tells a past",
         "swarm/serving/server/server.py",
-        "if not step.number:\n                        raise",
-        "if False:\n                        raise",
+        "if not step.number:\n                    raise",
+        "if False:\n                    raise",
         "tests/swarm/serving/server/test_server.py -k told_no_past",
     ),
     Mutation(

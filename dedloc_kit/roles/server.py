@@ -36,7 +36,7 @@ from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.server.computing import Computing
 from dedloc_kit.swarm.serving.server.distances import round_trips
 from dedloc_kit.swarm.serving.server.server import SpanService
-from dedloc_kit.swarm.serving.server.sessions import Budget, Held
+from dedloc_kit.swarm.serving.server.sessions import Budget, Held, room_for
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.computing.device import describe_device, pick_devices, set_threads
@@ -162,8 +162,8 @@ class _Server:
         """Find out what to serve, load it, and answer from then on."""
         me, peer = self._me, self._peer
         self._computing = Computing()
-        budget = Budget(peer.cache_tokens)
-        self._spans = SpanService(me.caller, (), self._computing, budget, self._credit.receipts.computed)
+        budget, room = Budget(peer.cache_tokens), room_for(peer.cache_tokens, self._config.hidden_size)
+        self._spans = SpanService(me.caller, (), self._computing, budget, room, self._credit.receipts.computed)
         self._disk = Disk(self._versions, peer, me, self._config)
         if served is not None:
             self._disk.begin(self._version, served)

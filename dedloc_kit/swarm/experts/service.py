@@ -21,7 +21,7 @@ from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.load import Load
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward, receive_call
-from dedloc_kit.swarm.network.bounds import AtATime
+from dedloc_kit.swarm.network.bounds import AtATime, ByteBudget
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.judging import Judge, Kind, Refusal
 from dedloc_kit.swarm.remote.listening import Listening
@@ -69,29 +69,6 @@ class Limits:
     streams: int = 256
     calls_each: int = 8
     calls: int = 64
-
-
-class Room:
-    """Bytes at a time: one caller may have as many as are left for others."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._taken: Counter[str] = Counter()
-
-    @contextmanager
-    def place(self, caller: str, size: int) -> Iterator[None]:
-        """While so many are taken; raises Refusal if there are too few."""
-        if self._taken[caller] + size > self._left - size:
-            raise Refusal("full", f"there is no room for {size} bytes")
-        self._left -= size
-        self._taken[caller] += size
-        try:
-            yield
-        finally:
-            self._left += size
-            self._taken[caller] -= size
-            if not self._taken[caller]:
-                del self._taken[caller]
 
 
 class Claims:
@@ -148,7 +125,7 @@ class ExpertService(Service):
         self.rejections = self._judge.rejections
         self._streams = AtATime(limits.streams_each, limits.streams)
         self._calls = AtATime(limits.calls_each, limits.calls)
-        self._room = Room(limits.bytes)
+        self._room = ByteBudget(limits.bytes)
         self._claims = Claims(MAX_BATCHES * run.global_batch)
         self._usual = {layer: Usual() for layer in run.experts.layers}
 

@@ -72,6 +72,29 @@ class AtATime:
                 del self._held[peer]
 
 
+class ByteBudget:
+    """Bytes in memory at a time: a peer may have as many as are left for the others."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, peer: str, size: int) -> Iterator[None]:
+        """While so many are taken for a peer; raises TooMuch if there are too few."""
+        if self._taken[peer] + size > self._left - size:
+            raise TooMuch(f"there is no room for {size} bytes")
+        self._left -= size
+        self._taken[peer] += size
+        try:
+            yield
+        finally:
+            self._left += size
+            self._taken[peer] -= size
+            if not self._taken[peer]:
+                del self._taken[peer]
+
+
 class Capped:
     """A kind of message that is not read from more bytes than it may have; in place of its class."""
 

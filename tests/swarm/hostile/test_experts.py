@@ -14,10 +14,11 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.experts import service
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Forward, receive_reply
-from dedloc_kit.swarm.experts.service import ExpertService, Room
+from dedloc_kit.swarm.experts.service import ExpertService
+from dedloc_kit.swarm.network.bounds import ByteBudget, TooMuch
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote import judging
-from dedloc_kit.swarm.remote.judging import Refusal, Refused
+from dedloc_kit.swarm.remote.judging import Refused
 from dedloc_kit.swarm.remote.tensors import TensorHead, packed, receive_tensor, send_tensor
 from tests.experts.mixed_run import WIDTH
 from tests.swarm.experts.local_hosts import CELLS, LAYER, NAMES, RUN, Swarm, honest, learn, sums, swarm
@@ -331,11 +332,11 @@ def test_calls_without_end_of_one_peer_keep_nobody_from_being_answered(two: Swar
 
 
 def test_what_comes_takes_no_more_memory_than_the_host_gives() -> None:
-    room = Room(100)
+    room = ByteBudget(100)
     with room.place("m", 30), room.place("m", 20):
-        with pytest.raises(Refusal), room.place("m", 1):
+        with pytest.raises(TooMuch), room.place("m", 1):
             pass
-        with room.place("t", 25), pytest.raises(Refusal), room.place("u", 13):
+        with room.place("t", 25), pytest.raises(TooMuch), room.place("u", 13):
             pass
     assert not room._taken
     with room.place("m", 50):

@@ -15,11 +15,13 @@ from dedloc_kit.blocks.span import Span
 from dedloc_kit.swarm.serving.client.client import RemoteSession, SessionConfig
 from dedloc_kit.swarm.serving.server.computing import Computing
 from dedloc_kit.swarm.serving.server.server import SpanService
-from dedloc_kit.swarm.serving.server.sessions import Budget, Held
+from dedloc_kit.swarm.serving.server.sessions import Budget, Held, room_for
 from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32
 SECONDS = 30.0
+TOKENS = 4096
+"""That a server remembers."""
 
 T = TypeVar("T")
 
@@ -52,7 +54,8 @@ class Swarm:
         def count(client: str, tokens_layers: int) -> None:
             self.computed[name, client] += tokens_layers
 
-        service = SpanService(endpoint, (held,), computing or self.computing, Budget(4096), count)
+        room = room_for(TOKENS, self.whole.config.hidden_size)
+        service = SpanService(endpoint, (held,), computing or self.computing, Budget(TOKENS), room, count)
         self.services[name] = service
 
         async def begin_to_serve() -> None:
@@ -65,7 +68,7 @@ class Swarm:
     def known(self, name: str) -> LocalEndpoint:
         """A peer that serves nothing; strangers open nothing."""
         endpoint = self.network.endpoint(name)
-        service = SpanService(endpoint, (), self.computing, Budget(0))
+        service = SpanService(endpoint, (), self.computing, Budget(0), room_for(0, 0))
 
         async def register() -> None:
             await endpoint.add(service)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 import torch
@@ -13,8 +13,10 @@ from dedloc_kit.blocks.adapters import adapted
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.swarm.incidents import Rejections
+from dedloc_kit.swarm.network.bounds import ByteBudget, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
@@ -35,11 +37,13 @@ from dedloc_kit.swarm.serving.protocol import (
 )
 from dedloc_kit.swarm.serving.server.adapters import Adapters, flat
 from dedloc_kit.swarm.serving.server.computing import FEW_TOKENS, Computing, Priority
-from dedloc_kit.swarm.serving.server.sessions import UNUSED_SECONDS, Budget, Held, Session
+from dedloc_kit.swarm.serving.server.sessions import UNUSED_SECONDS, Budget, Held, Session, call_bytes
 from dedloc_kit.swarm.transfer.protocol import alive_until
 
 PUSH_SECONDS = 10.0
 """Whoever has not taken an output after this long does not get it from us."""
+STALLED_SECONDS = 30.0
+"""For which a tensor may stall on its way: what is reserved for it is nobody else's meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,16 +66,27 @@ class PushService(Service):
                 await stream.send(encode(_refused(refusal)))
                 raise
             await stream.send(encode(Opened()))
-            while True:
-                step = await stream.receive_record(Step, session.request_bytes)
-                session = self._session(place, peer)
-                try:
-                    if not step.number:
-                        raise Refusal("order", "a past is the client's to tell")
-                    await self._spans.take(session, step, stream)
-                except ValueError as error:
-                    await self._tell(session, error)
-                    raise
+            pushing = asyncio.ensure_future(self._take(place, peer, session, stream))
+            session.pushed_by(pushing)
+            try:
+                await asyncio.wait({pushing})
+                if pushing.cancelled():
+                    raise EOFError("its session is over, or somebody else pushes")
+                pushing.result()
+            finally:
+                pushing.cancel()
+
+    async def _take(self, place: tuple[str, str], peer: str, session: Session, stream: Stream) -> None:
+        while True:
+            step = await stream.receive_record(Step, session.request_bytes)
+            session = self._session(place, peer)
+            try:
+                if not step.number:
+                    raise Refusal("order", "a past is the client's to tell")
+                await self._spans.take(session, step, stream)
+            except ValueError as error:
+                await self._tell(session, error)
+                raise
 
     async def _tell(self, session: Session, error: ValueError) -> None:
         """The client hears at once that it has to find another way, for it waits for an output."""
@@ -90,6 +105,7 @@ class PushService(Service):
 class SpanService(Service):
     """Computes layers for clients. `push` is to be registered as well.
 
+    :param room: for what calls bring and are answered with, by the client whose session they are for
     :param count: told for which client how much was computed
     :ivar held: what new sessions get, the newest version first; those that have begun stay with theirs
     :ivar sessions: by client and session
@@ -104,6 +120,7 @@ class SpanService(Service):
         held: tuple[Held, ...],
         computing: Computing,
         budget: Budget,
+        room: ByteBudget,
         count: Callable[[str, int], None] = lambda client, tokens_layers: None,
     ) -> None:
         self.held = held
@@ -114,7 +131,7 @@ class SpanService(Service):
         self.rejections = Rejections()
         self.served = 0
         """Tokens times layers."""
-        self._opener, self._count = opener, count
+        self._opener, self._room, self._count = opener, room, count
         self._computing = computing
 
     def hold(self, *held: Held) -> None:
@@ -173,6 +190,7 @@ class SpanService(Service):
                         await self._answer(session)
             finally:
                 del self.sessions[place]
+                session.pushed_by(None)
                 await self._hang_up(session)
 
     def _checked(self, opened: Open) -> Held:
@@ -201,31 +219,52 @@ class SpanService(Service):
     async def take(self, session: Session, step: Step, source: Stream) -> None:
         """Take the hidden states of a step, compute it, answer its client and hand it on."""
         session.check(step)
-        shape = step.rows, step.tokens, session.span.config.hidden_size
-        hidden = await receive_tensor(source, shape)
+        with self._place(session, step):
+            hidden = await self._came(session, step, source)
+            async with session.lock:
+                session.check(step)  # meanwhile it may have come from another side
+                await self._step(session, step, hidden)
         session.heard()
-        async with session.lock:
-            session.check(step)  # meanwhile it may have come from another side
+
+    @contextmanager
+    def _place(self, session: Session, call: Call) -> Iterator[None]:
+        """While a call is received, computed and answered; raises Refusal if there is no room for it."""
+        size = call_bytes(call.rows, call.tokens, session.span.config.hidden_size)
+        with ExitStack() as stack:
             try:
-                output = session.known(step)
-                if output is None:
-                    output = await alive_until(session.stream, self._computed(session, step, hidden))
-                    if step.number:
-                        session.kept = step, output
-            except Exception as error:
-                session.dismissed = True  # the past is of no use any more
-                _log.warning("a session ends: %r", error)
-                raise error if isinstance(error, Refusal | OSError) else Refusal("failed", repr(error)) from None
-            pushing = asyncio.ensure_future(self._push(session, step, output))
-            try:
-                if step.output:
-                    await session.stream.send(encode(Output(number=step.number)))
-                    await send_tensor(session.stream, output)
-                pushed = await alive_until(session.stream, _result(pushing))
-            finally:
-                pushing.cancel()
-            await session.stream.send(encode(Done(number=step.number, pushed=pushed)))
+                stack.enter_context(self._room.place(session.peer, size))
+            except TooMuch as error:
+                raise Refusal("full", str(error)) from None
+            yield
+
+    async def _came(self, session: Session, call: Call, source: Stream) -> Tensor:
+        """A tensor of a call."""
+        shape = call.rows, call.tokens, session.span.config.hidden_size
+        listening = Listening(source, STALLED_SECONDS, STALLED_SECONDS)
+        tensor = await listening.heard(receive_tensor(source, shape))
         session.heard()
+        return tensor
+
+    async def _step(self, session: Session, step: Step, hidden: Tensor) -> None:
+        try:
+            output = session.known(step)
+            if output is None:
+                output = await alive_until(session.stream, self._computed(session, step, hidden))
+                if step.number:
+                    session.kept = step, output
+        except Exception as error:
+            session.dismissed = True  # the past is of no use any more
+            _log.warning("a session ends: %r", error)
+            raise error if isinstance(error, Refusal | OSError) else Refusal("failed", repr(error)) from None
+        pushing = asyncio.ensure_future(self._push(session, step, output))
+        try:
+            if step.output:
+                await session.stream.send(encode(Output(number=step.number)))
+                await send_tensor(session.stream, output)
+            pushed = await alive_until(session.stream, _result(pushing))
+        finally:
+            pushing.cancel()
+        await session.stream.send(encode(Done(number=step.number, pushed=pushed)))
 
     async def _computed(self, session: Session, step: Step, hidden: Tensor) -> Tensor:
         """The output of a step, chunk by chunk."""
@@ -249,19 +288,18 @@ class SpanService(Service):
         if asked.past:
             raise Refusal("past", "there is none in such a call")
         asked.check(session.opened.rows, session.opened.length)
-        shape = asked.rows, asked.tokens, session.span.config.hidden_size
-        hidden = await receive_tensor(session.stream, shape)
-        gradient = await receive_tensor(session.stream, shape) if isinstance(asked, Backward) else None
-        session.heard()
-        async with session.lock:
-            work = self._computing.run(Priority.TRAINING, partial(_call, session, asked, hidden, gradient))
-            output, of_adapter = await alive_until(session.stream, work)
-            self._served(session, asked)
-            await session.stream.send(encode(Output(number=0)))
-            await send_tensor(session.stream, output, form=session.opened.form)
-            await session.stream.send(encode(Done(number=0)))
-            if of_adapter is not None:
-                await send_tensor(session.stream, of_adapter)
+        with self._place(session, asked):
+            hidden = await self._came(session, asked, session.stream)
+            gradient = await self._came(session, asked, session.stream) if isinstance(asked, Backward) else None
+            async with session.lock:
+                work = self._computing.run(Priority.TRAINING, partial(_call, session, asked, hidden, gradient))
+                output, of_adapter = await alive_until(session.stream, work)
+                self._served(session, asked)
+                await session.stream.send(encode(Output(number=0)))
+                await send_tensor(session.stream, output, form=session.opened.form)
+                await session.stream.send(encode(Done(number=0)))
+                if of_adapter is not None:
+                    await send_tensor(session.stream, of_adapter)
 
     def _served(self, session: Session, call: Call) -> None:
         tokens_layers = call.rows * call.tokens * session.span.config.num_hidden_layers

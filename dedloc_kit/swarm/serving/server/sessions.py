@@ -10,6 +10,7 @@ from torch import Tensor
 from dedloc_kit.blocks.adapters import adapted
 from dedloc_kit.blocks.adapters.adapters import Adapter
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.swarm.network.bounds import ByteBudget
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.remote.lines import Line
 from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step, request_bytes
@@ -20,6 +21,19 @@ SPARED = 4
 _PARTS = 8
 UNUSED_SECONDS, SILENT_SECONDS = 30.0, 600.0
 """After which a session is over that has not begun, and one of which nothing is heard."""
+_TENSORS = 3
+"""Of a call are in memory: what comes, with it the gradient in a backward call, and the answer."""
+
+
+def call_bytes(rows: int, tokens: int, width: int) -> int:
+    """What a call takes at most while it is received, computed and answered."""
+    return 4 * _TENSORS * rows * tokens * width
+
+
+def room_for(cache_tokens: int, width: int) -> ByteBudget:
+    """For the calls of all sessions: a call of as many tokens as there may be takes half of it, and so has room while
+    there is no other."""
+    return ByteBudget(2 * call_bytes(1, cache_tokens, width))
 
 
 class Budget:
@@ -95,6 +109,7 @@ class Session:
     :ivar lock: whoever computes for it, answers its client or changes it
     :ivar kept: the last step and its output
     :ivar over: when it is, unless something is heard
+    :ivar pushing: takes what the server before it pushes
     """
 
     def __init__(self, peer: str, stream: Stream, opened: Open, held: Held, reservation: Reservation) -> None:
@@ -109,6 +124,7 @@ class Session:
         self.kept: tuple[Step, Tensor] | None = None
         self.line: Line | None = None
         self.over: asyncio.Timeout | None = None
+        self.pushing: asyncio.Future[None] | None = None
         self.dismissed = False
         self._reservation = reservation
 
@@ -117,6 +133,12 @@ class Session:
     ) -> Tensor:
         """As `Span.forward`."""
         return adapted.forward(self.span, hidden, mask, positions, cache, self.adapter)
+
+    def pushed_by(self, pushing: "asyncio.Future[None] | None") -> None:
+        """From now on by this alone, or by nobody any more."""
+        if self.pushing is not None:
+            self.pushing.cancel()
+        self.pushing = pushing
 
     def heard(self) -> None:
         if self.over is not None and not self.over.expired():

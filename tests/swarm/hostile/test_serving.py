@@ -1,0 +1,145 @@
+"""Clients and servers of layers that take more than their part: memory, and the time of others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from dedloc_kit.swarm.network.service import Stream, encode
+from dedloc_kit.swarm.remote.tensors import TensorHead
+from dedloc_kit.swarm.serving.protocol import (
+    Backward,
+    Neighbours,
+    Open,
+    Opened,
+    Output,
+    Pass,
+    PushOpen,
+    Refused,
+    Reply,
+    Step,
+    call,
+    receive_reply,
+)
+from dedloc_kit.swarm.serving.server.server import PushService, SpanService
+from tests.blocks import tiny
+from tests.blocks.test_ends import written
+from tests.swarm.serving.local_swarm import TOKENS, VERSION, Swarm
+
+WIDTH = 32
+TOKEN = torch.zeros(1, 1, WIDTH)
+SESSIONS = [f"{number:032x}" for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    return tiny.model("Llama")
+
+
+@pytest.fixture
+def swarm(whole: Any) -> Iterator[Swarm]:
+    swarm = Swarm(whole)
+    try:
+        swarm.add("a", 0, 2)
+        swarm.add("b", 2, 4)
+        swarm.known("mallory")
+        yield swarm
+    finally:
+        swarm.close()
+
+
+@asynccontextmanager
+async def session(swarm: Swarm, name: str, length: int, of: str = "mallory") -> AsyncIterator[Stream]:
+    """One of a client of server `a`, which says that it is also the server before it."""
+    opening = Open(
+        session=name,
+        version=VERSION,
+        begin=0,
+        end=2,
+        length=length,
+        rows=1,
+        form="float32",
+        neighbours=Neighbours(previous=of),
+    )
+    async with swarm.network.endpoint(of).open("a", SpanService, encode(opening)) as stream:
+        assert await receive_reply(stream) == Opened()
+        yield stream
+
+
+@asynccontextmanager
+async def pushing(swarm: Swarm, name: str) -> AsyncIterator[Stream]:
+    """A push stream for it, accepted."""
+    opening = encode(PushOpen(client="mallory", session=name))
+    async with swarm.network.endpoint("mallory").open("a", PushService, opening) as stream:
+        assert await receive_reply(stream) == Opened()
+        yield stream
+
+
+async def begin(stream: Stream, asked: Step | Pass | Backward, share: float = 0.5) -> None:
+    """Say it all, but send a part of the tensor only."""
+    shape = asked.rows, asked.tokens, WIDTH
+    await stream.send(encode(asked))
+    await stream.send(encode(TensorHead(dtype="float32", shape=shape)))
+    await stream.send(bytes(int(share * 4 * asked.tokens * WIDTH)))
+
+
+async def ended(stream: Stream) -> None:
+    with pytest.raises((EOFError, OSError)):
+        await stream.receive(1)
+
+
+def test_a_push_stream_ends_with_its_session(swarm: Swarm) -> None:
+    async def attack() -> None:
+        async with session(swarm, SESSIONS[0], 64) as client, pushing(swarm, SESSIONS[0]) as push:
+            await begin(push, Step(rows=1, tokens=64, number=1))
+            client.close()
+            await ended(push)
+
+    swarm.run(attack())
+    assert torch.equal(written(swarm.model()), written(swarm.whole))
+
+
+def test_a_session_has_one_push_stream_the_newest(swarm: Swarm) -> None:
+    async def attack() -> None:
+        async with session(swarm, SESSIONS[0], 64) as client, pushing(swarm, SESSIONS[0]) as first:
+            await begin(first, Step(rows=1, tokens=64, number=1))
+            async with pushing(swarm, SESSIONS[0]) as second:
+                await ended(first)
+                await second.send(encode(Step(**call(TOKEN, None, None), number=1)))
+                await second.send(encode(TensorHead(dtype="float32", shape=(1, 1, WIDTH))))
+                await second.send(bytes(4 * WIDTH))
+                assert await receive_reply(client) == Output(number=1)
+
+    swarm.run(attack())
+
+
+@pytest.mark.parametrize("kind", ["step", "backward"])
+def test_what_one_peer_sends_takes_its_part_of_the_memory_and_no_more(swarm: Swarm, kind: str) -> None:
+    """It has three quarters of all cache tokens; twice as many in tensors that never end are too many."""
+    tokens = TOKENS // 4
+    step = Step(rows=1, tokens=tokens, number=1)
+    asked = Backward(rows=1, tokens=tokens) if kind == "backward" else step
+
+    async def attack(stack: AsyncExitStack) -> Reply:
+        clients = [await stack.enter_async_context(session(swarm, name, tokens)) for name in SESSIONS]
+        pushes = [await stack.enter_async_context(pushing(swarm, name)) for name in SESSIONS]
+        for client, push in zip(clients, pushes, strict=True):
+            await begin(client, asked)
+            await begin(push, step)
+        replies = {asyncio.create_task(receive_reply(client)) for client in clients}
+        (first, *_), waiting = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return first.result()
+
+    stack = AsyncExitStack()
+    try:
+        refused = swarm.run(attack(stack))
+        assert isinstance(refused, Refused)
+        assert refused.why == "full"
+        assert torch.equal(written(swarm.model()), written(swarm.whole))
+    finally:
+        swarm.run(stack.aclose())
