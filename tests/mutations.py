@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "what a stand-in is told nobody hears of",
         "swarm/experts/following.py",
-        "for name in sorted(names & self.live):",
-        "for name in sorted(names & self.arriving):",
+        "for name in sorted(came):",
+        "for name in sorted(self.arriving):",
         "tests/swarm/experts/test_hosting.py -k counts_at_its_keeper",
     ),
     Mutation(
@@ -434,7 +434,7 @@ MUTATIONS = (
     Mutation(
         "what an expert was told is lost when it is handed over",
         "experts/keeping.py",
-        "                        self.bank.add_sums(name, sums)\n                self._catch_up({name})",
+        "                        self.bank.add_sums(name, sums, sender)\n                self._catch_up({name})",
         "                        pass\n                self._catch_up({name})",
         "tests/experts/test_keeping.py -k goes_on_as_its_keeper",
     ),
@@ -623,8 +623,8 @@ MUTATIONS = (
     Mutation(
         "what an expert was told is lost with a step for which there is no memory",
         "experts/expert.py",
-        "total = self._sums.get(step)",
-        "total = self._sums.pop(step, None)",
+        "told = self._sums.get(step)",
+        "told = self._sums.pop(step, None)",
         "tests/experts/test_keeping.py -k no_memory",
     ),
     Mutation(
@@ -882,8 +882,8 @@ MUTATIONS = (
     Mutation(
         "what hosts of experts are told is not weighted by samples",
         "experts/expert.py",
-        "total.add_(gradient, alpha=float(samples))",
-        "total.add_(gradient)",
+        "view.add_(gradient, alpha=float(samples))",
+        "view.add_(gradient)",
         "tests/swarm/experts/test_asking.py -k by_samples",
     ),
     Mutation(
@@ -903,8 +903,8 @@ MUTATIONS = (
     Mutation(
         "an expert's gradients count alike, however many samples they are of",
         "experts/expert.py",
-        "total.add_(gradient, alpha=float(samples))",
-        "total.add_(gradient)",
+        "view.add_(gradient, alpha=float(samples))",
+        "view.add_(gradient)",
         "tests/experts/test_bank.py -k weighted_by_samples",
     ),
     Mutation(

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, current_microbatch
-from dedloc_kit.experts.expert import Expert, Pinned
+from dedloc_kit.experts.expert import Expert, Pinned, Sum
 from dedloc_kit.experts.kept import Kept
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
@@ -66,6 +66,8 @@ class Bank:
         self._experts: dict[ExpertName, Expert] = {}
         self._kept = Kept[_Call](room, KEPT_SECONDS)
         self._usual = {layer: Usual() for layer in self._settings.layers}
+        self._usual_own = defaultdict[ExpertName, Usual](Usual)
+        """How large the gradients of an expert's parameters are, as means over samples."""
         self._lock, self._trying = threading.Lock(), threading.Lock()
         self.refused: Counter[str] = Counter()
 
@@ -177,6 +179,8 @@ class Bank:
             if not all(map(is_finite, (of_inputs, *own))):
                 raise Refused("not finite")
             if call.microbatch is not None:
+                with self._lock:
+                    self._usual_own[call.name].absurd(sender, math.hypot(*(float(each.norm()) for each in own)))
                 expert.add(own, call.microbatch.step, call.microbatch.samples)
             return of_inputs
 
@@ -213,13 +217,25 @@ class Bank:
         with self._lock:
             return self._kept.size > 0 or any(expert.is_told for expert in self._experts.values())
 
-    def take_sums(self, name: ExpertName) -> dict[int, Tensor]:
+    def take_sums(self, name: ExpertName) -> dict[int, Sum]:
         """As `Expert.take_sums`."""
         return self._expert(name).take_sums()
 
-    def add_sums(self, name: ExpertName, sums: Mapping[int, Tensor]) -> None:
-        """Tell an expert what another copy of it was told, as `Expert.add_sums`; raises Refused if it is not here."""
-        self._expert(name).add_sums(sums)
+    def add_sums(self, name: ExpertName, sums: Mapping[int, Sum], sender: str = "") -> None:
+        """Tell an expert what another copy of it was told: of a global batch at most for each step, with all that other
+        copies of it have been told. Raises Refused, and adds nothing, if it is not here, or a mean over samples is far
+        larger than usual."""
+        with self._counted():
+            expert = self._expert(name)
+            sizes = [float(torch.linalg.vector_norm(total, dtype=torch.float64)) / n for total, n in sums.values()]
+            with self._lock:
+                usual = self._usual_own[name]
+                if not all(map(math.isfinite, sizes)):
+                    raise Refused("absurd")
+                absurd = [usual.absurd(sender, size) for size in sizes]  # each is remembered
+                if any(absurd):
+                    raise Refused("absurd")
+            expert.add_sums(sums, self._run.global_batch)
 
     def state(self, name: ExpertName) -> tuple[dict[str, Tensor], int]:
         """A consistent copy of an expert's tensors, and the step that they are of; raises Refused if it is not here."""

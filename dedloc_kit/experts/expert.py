@@ -3,7 +3,9 @@
 import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.training.flat import FlatLayout, Room, placed, placed_together
+from dedloc_kit.training.flat import FlatLayout, Room, placed_together
 from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.portable import norm
@@ -24,6 +26,13 @@ LARGEST = 1e12
 """No sum of gradients over a batch is as large in the mean."""
 LARGE = 1e3
 """No parameters of an expert that learns are as large in the mean."""
+
+
+class Sum(NamedTuple):
+    """Gradients of an expert's parameters, each times its samples, and how many samples that are."""
+
+    total: Tensor
+    samples: int
 
 
 class Pinned:
@@ -66,7 +75,9 @@ class Expert:
         for tensor, own in zip(live, placed_together(live, room), strict=True):
             tensor.data = own
         self.step = 0
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[int, Sum] = {}
+        self._passed_on = Counter[int]()
+        """Samples of the sums for a step that other copies of it were told."""
         self._lock = threading.RLock()
 
     @torch.no_grad()
@@ -98,10 +109,10 @@ class Expert:
         with self._lock:
             self.check(step)
             due = self._due(step)
-            if due not in self._sums:
-                self._sums[due] = self._room(self.layout.size)
-            for total, gradient in zip(self.layout.views(self._sums[due]), gradients, strict=True):
-                total.add_(gradient, alpha=float(samples))
+            total, before = self._sums.get(due) or Sum(self._room(self.layout.size), 0)
+            for view, gradient in zip(self.layout.views(total), gradients, strict=True):
+                view.add_(gradient, alpha=float(samples))
+            self._sums[due] = Sum(total, before + samples)
 
     def take(self, step: int, samples: int, rate: float, said: Callable[[Tensor], Tensor] = lambda mean: mean) -> bool:
         """Take a global step, if it is the next one, over the mean of what it was told for it.
@@ -113,12 +124,13 @@ class Expert:
         with self._lock:
             if step != self.step + 1:
                 return False
-            total = self._sums.get(step)
-            mean = torch.zeros(self.layout.size) if total is None else total / samples
+            told = self._sums.get(step)
+            mean = torch.zeros(self.layout.size) if told is None else told.total / samples
             if not is_finite(mean):  # of numbers that each were; NaN would stay for good
                 mean.zero_()
             self._take(step, said(mean), rate)
             self._sums.pop(step, None)  # not before: where memory ends, the step is taken later
+            self._passed_on.pop(step, None)
             return True
 
     def follow(self, step: int, mean: Tensor, rate: float) -> None:
@@ -141,25 +153,31 @@ class Expert:
         with self._lock:
             return bool(self._sums)
 
-    def take_sums(self) -> dict[int, Tensor]:
+    def take_sums(self) -> dict[int, Sum]:
         """What it was told, by the global step that it is for, so that another copy of it may be told instead."""
         with self._lock:
             sums, self._sums = self._sums, {}
+            self._passed_on.clear()
             return sums
 
-    def add_sums(self, sums: Mapping[int, Tensor]) -> None:
-        """Add what another copy of it was told; as with `add` what comes late goes into the next step, and what is too
-        old or far ahead is dropped. Raises Refused, and adds nothing, if one is larger than any can be."""
-        if not all(norm(total.numpy()) <= LARGEST * math.sqrt(self.layout.size) for total in sums.values()):
+    def add_sums(self, sums: Mapping[int, Sum], most: int) -> None:
+        """Add what other copies of it were told; as with `add` what comes late goes into the next step, and what is too
+        old or far ahead is dropped. Raises Refused, and adds nothing, if one is larger than any can be.
+
+        :param most: samples that all these sums for a step may be of; of more, the last ones are scaled down
+        """
+        if not all(norm(total.numpy()) <= LARGEST * math.sqrt(self.layout.size) for total, _ in sums.values()):
             raise Refused("absurd")
         with self._lock:
-            for step, total in sums.items():
-                if self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
-                    due = self._due(step)
-                    if due in self._sums:
-                        self._sums[due].add_(total)
-                    else:
-                        self._sums[due] = placed(total, self._room)
+            for step, (total, samples) in sums.items():
+                if not self.step + 1 - MAX_STALENESS <= step <= self.step + 1 + AHEAD:
+                    continue
+                due = self._due(step)
+                counted = min(samples, most - self._passed_on[due])
+                if counted > 0:
+                    self._passed_on[due] += counted
+                    mine, before = self._sums.get(due) or Sum(self._room(self.layout.size), 0)
+                    self._sums[due] = Sum(mine.add_(total, alpha=counted / samples), before + counted)
 
     def _due(self, step: int) -> int:
         """The step that is taken with what is told for this one."""
@@ -228,7 +246,8 @@ class Expert:
             for name, own in self.tensors().items():
                 own.copy_(tensors[name])
             self.step, self._before = step, None
-            self._sums = {due: total for due, total in self._sums.items() if step < due <= step + 1 + AHEAD}
+            self._sums = {due: each for due, each in self._sums.items() if step < due <= step + 1 + AHEAD}
+            self._passed_on = Counter({due: self._passed_on[due] for due in self._sums})
 
     def check_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError if `load` would."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
+from dedloc_kit.experts.expert import Sum
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.training.computing.device import out_of_memory
@@ -48,7 +49,7 @@ class Given:
     """
 
     name: ExpertName
-    sums: dict[int, Tensor]
+    sums: dict[int, Sum]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,11 +223,14 @@ class Keeping:
             tell(Gone(name))
         self._lost.pop(name, None)
 
-    def add(self, name: ExpertName, sums: dict[int, Tensor]) -> None:
-        """A follower was told this, as trainers ask it, too. Where the expert has gone since, nobody is told any
-        more."""
+    def add(self, name: ExpertName, sums: dict[int, Sum], sender: str = "") -> None:
+        """A follower was told this, as trainers ask it, too. Where the expert has gone since, nobody is told any more;
+        what cannot be right is told nobody either.
+
+        :param sender: that follower
+        """
         with suppress(Refused):
-            self.bank.add_sums(name, sums)
+            self.bank.add_sums(name, sums, sender)
 
     def clear(self) -> None:
         """Have none any more."""
@@ -278,21 +282,22 @@ class Keeping:
                 return True
         return False
 
-    def told(self, name: ExpertName) -> dict[int, Tensor]:
+    def told(self, name: ExpertName) -> dict[int, Sum]:
         """What an expert that is followed was told here since this was asked last, for its keeper."""
         with self._lock, suppress(Refused):
             return self.bank.take_sums(name) if name in self._followed else {}
         return {}
 
-    def keep(self, name: ExpertName, sums: dict[int, Tensor] | None = None) -> None:
+    def keep(self, name: ExpertName, sums: dict[int, Sum] | None = None, sender: str = "") -> None:
         """Keep what was followed: its keeper has given it, or is gone.
 
         :param sums: what it was told where it was kept
+        :param sender: that keeper
         """
         with self._lock:
             if name in self._followed:
                 self._followed.discard(name)
                 if sums is not None:
                     with suppress(Refused):
-                        self.bank.add_sums(name, sums)
+                        self.bank.add_sums(name, sums, sender)
                 self._catch_up({name})

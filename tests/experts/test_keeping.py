@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.expert import Sum
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, Stepped
 from dedloc_kit.experts.refused import Refused
 from tests.experts.mixed_run import WIDTH, mixed_run
@@ -202,7 +203,8 @@ def test_a_step_for_which_there_is_no_memory_is_taken_before_the_next_one_as_if_
     size = keeper.bank._experts[NAME].layout.size
     for step in (1, 2, 3):
         for each in (keeper, other):
-            each.bank.add_sums(NAME, {step: 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(step))})
+            told = 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(step))
+            each.bank.add_sums(NAME, {step: Sum(told, 1)})
         full = step == 2
         for each in (keeper, other):
             each.stepped(step, 8)

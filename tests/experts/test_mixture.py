@@ -127,8 +127,10 @@ def test_outputs_and_gradients_are_those_of_the_formula_written_densely(
     close(mixture.gate.columns.grad, dense.gate.columns.grad)
     told = {name: experts.bank._expert(name)._sums.get(1) for name in experts.bank.names if name.layer == LAYER}
     for cell, network in zip(CELLS, dense.experts, strict=True):
-        total = told[ExpertName(LAYER, *cell)]
-        views = experts.bank._expert(ExpertName(LAYER, *cell)).layout.views(total) if total is not None else [None] * 3
+        each = told[ExpertName(LAYER, *cell)]
+        views = (
+            experts.bank._expert(ExpertName(LAYER, *cell)).layout.views(each.total) if each is not None else [None] * 3
+        )
         for view, parameter in zip(views, network.parameters(), strict=True):
             close(view / RUN.global_batch if view is not None else None, parameter.grad)
 

@@ -5,21 +5,22 @@ comes a Copy with its tensors behind it, or a Gone; who says digests gets only t
 Who wants to follow hears of each later step in a Step, with the mean gradient that the keeper took it with, in the form
 in which gradients travel. With a Given the keeper hands its part over; with a Gone it does not keep the expert any
 more. In between both sides know that the other is still here.
-Trainers may ask a follower, too: the gradients that it was told it sends to the keeper in a Told.
+Trainers may ask a follower, too: the gradients that it was told it sends to the keeper in a Told. Both name the samples
+that their sums are of; a Told counts of the stand-in alone, and of whoever has just given the expert.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.experts.expert import AHEAD, Pinned
+from dedloc_kit.experts.expert import AHEAD, Pinned, Sum
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, State, Stepped, Tell
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.records.record import Count, Digest, Record
@@ -87,20 +88,31 @@ class StepHead(Record):
     exponent: Exponent
 
 
-_Sums = Annotated[tuple[Count, ...], Field(max_length=MAX_STALENESS + 1 + AHEAD, strict=False)]
+MAX_SUMS = MAX_STALENESS + 1 + AHEAD
+_Sums = Annotated[tuple[Count, ...], Field(max_length=MAX_SUMS, strict=False)]
 """The global steps that an expert was told gradients for; the sums follow, one for each."""
+_Samples = Annotated[tuple[Annotated[int, Field(ge=1, le=2**53)], ...], Field(max_length=MAX_SUMS, strict=False)]
 
 
-class GivenHead(Record):
+class _SumsHead(Record):
+    expert: Count
+    sums: _Sums
+    samples: _Samples
+    """That each of them is of."""
+
+    @model_validator(mode="after")
+    def _samples_of_each(self) -> Self:
+        if len(set(self.sums)) < len(self.sums) or len(self.sums) != len(self.samples):
+            raise ValueError("each step is to be named once, with its samples")
+        return self
+
+
+class GivenHead(_SumsHead):
     kind: Literal["given"] = "given"
-    expert: Count
-    sums: _Sums
 
 
-class ToldHead(Record):
+class ToldHead(_SumsHead):
     kind: Literal["told"] = "told"
-    expert: Count
-    sums: _Sums
 
 
 class GoneHead(Record):
@@ -136,13 +148,14 @@ class Coder:
         mean = await receive_tensor(stream, (self.size // self._width, self._width))
         return unscaled(mean.float(), exponent).view(-1)
 
-    async def receive_sums(self, stream: Stream, steps: Iterable[int]) -> dict[int, Tensor]:
+    async def receive_sums(self, stream: Stream, head: GivenHead | ToldHead) -> dict[int, Sum]:
         """Of each step; raises as `Stream.receive`, and ValueError for numbers that are not finite."""
         sums = {}
-        for step in steps:
-            sums[step] = torch.frombuffer(await receive_content(stream, 4 * self.size), dtype=torch.float32)
-            if not sums[step].isfinite().all():
+        for step, samples in zip(head.sums, head.samples, strict=True):
+            total = torch.frombuffer(await receive_content(stream, 4 * self.size), dtype=torch.float32)
+            if not total.isfinite().all():
                 raise ValueError("a sum of gradients with NaN or infinity")
+            sums[step] = Sum(total, samples)
         return sums
 
     async def receive_state(self, stream: Stream) -> dict[str, Tensor]:
@@ -172,10 +185,13 @@ async def send_state(stream: Stream, tensors: Mapping[str, Tensor]) -> None:
         await send_content(stream, _bytes_of(tensor))
 
 
-async def send_sums(stream: Stream, head: GivenHead | ToldHead, sums: Mapping[int, Tensor]) -> None:
+async def send_sums(
+    stream: Stream, kind: type[GivenHead] | type[ToldHead], expert: int, sums: Mapping[int, Sum]
+) -> None:
     """Raises OSError."""
-    await stream.send(encode(head))
-    await send_state(stream, {str(step): total for step, total in sums.items()})
+    samples = tuple(each.samples for each in sums.values())
+    await stream.send(encode(kind(expert=expert, sums=tuple(sums), samples=samples)))
+    await send_state(stream, {str(step): each.total for step, each in sums.items()})
 
 
 async def receive_head(stream: Stream) -> Head:
@@ -192,6 +208,7 @@ class CopyService(Service):
 
     :param may: is this peer one of those?
     :ivar followers: who has got which expert and hears of its steps, by peer id
+    :ivar may_tell: may trainers ask that peer, too? Only then it counts what it was told for the expert
     """
 
     name = "copies"
@@ -201,6 +218,7 @@ class CopyService(Service):
         self._numbers = {name: number for number, name in enumerate(keeping.names)}
         self._streams = AtATime(STREAMS_EACH, STREAMS)
         self.followers: dict[tuple[str, ExpertName], Tell] = {}
+        self.may_tell: Callable[[str, ExpertName], bool] = lambda peer, name: False
 
     async def serve(self, peer: str, stream: Stream) -> None:
         wanted = Wanted.parse(decode(await stream.receive(MAX_WANTED_BYTES)))
@@ -244,7 +262,7 @@ class CopyService(Service):
         def tell(what: News) -> None:
             loop.call_soon_threadsafe(news.put_nowait, what)
 
-        hearing = asyncio.ensure_future(self._hear(stream, {self._numbers[name] for name in asked}))
+        hearing = asyncio.ensure_future(self._hear(peer, stream, {self._numbers[name] for name in asked}))
         try:
             for name, held in asked.items():
                 state = await alive_until(stream, asyncio.to_thread(self._keeping.followed_by, name, tell))
@@ -269,15 +287,17 @@ class CopyService(Service):
             self._keeping.left_by(tell)
             self.followers = {key: other for key, other in self.followers.items() if other is not tell}
 
-    async def _hear(self, stream: Stream, asked: Collection[int]) -> None:
+    async def _hear(self, peer: str, stream: Stream, asked: Collection[int]) -> None:
         """What a follower was told of these, until it closes the stream; raises ValueError for all else."""
         with suppress(OSError, EOFError):
             while True:
                 told = ToldHead.parse(decode(await stream.receive(_MAX_HEAD_BYTES)))
                 if told.expert not in asked:
                     raise ValueError("of an expert that it does not follow")
-                sums = await self._coder.receive_sums(stream, told.sums)
-                await asyncio.to_thread(self._keeping.add, self._names[told.expert], sums)
+                sums = await self._coder.receive_sums(stream, told)
+                name = self._names[told.expert]
+                if self.may_tell(peer, name):  # else the newest plan is not known here, or there
+                    await asyncio.to_thread(self._keeping.add, name, sums, peer)
 
     async def _send(self, name: ExpertName, state: State | None, stream: Stream, here: bool = True) -> None:
         number = self._numbers[name]
@@ -296,7 +316,7 @@ class CopyService(Service):
                 await stream.send(encode(StepHead(expert=number, step=step, rate=rate, exponent=exponent)))
                 await send_packed(stream, packed)
             case Given(sums=sums):
-                await send_sums(stream, GivenHead(expert=number, sums=tuple(sums)), sums)
+                await send_sums(stream, GivenHead, number, sums)
             case Gone():
                 await stream.send(encode(GoneHead(expert=number)))
 

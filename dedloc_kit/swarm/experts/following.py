@@ -62,6 +62,7 @@ class Following:
     :ivar live: those that are followed right now
     :ivar arriving: those that are still to come
     :ivar moved: those whose keeper has said that it is somebody else now
+    :ivar givers: who has given those that are kept here, and when
     :ivar renewed: how often a keeper's tensors were taken over that were rounded otherwise
     """
 
@@ -77,6 +78,7 @@ class Following:
         self.live: set[ExpertName] = set()
         self.arriving: set[ExpertName] = set()
         self.moved: set[ExpertName] = set()
+        self.givers: dict[ExpertName, tuple[str, float]] = {}
         self._unfit: dict[ExpertName, float] = {}
         """Until when those are not asked for that there was no memory for."""
 
@@ -130,30 +132,40 @@ class Following:
         """Get these from whoever keeps them, and follow until all are given or gone; raises NoCopies."""
         held = {name: step + 1 for name in names for step in self._keeping.bank.steps([name])}
         wanted, left = self._wanted({name: held.get(name, 0) for name in names}, follow=True), set(names)
+        came = set[ExpertName]()
         self.arriving |= left
         try:
             with _failing(peer):
                 async with self._opener.open(peer, CopyService, encode(wanted)) as stream:
-                    beside = [
-                        asyncio.create_task(each) for each in (self._pass_on(left, stream), self._compare(peer, left))
-                    ]
+                    work = self._pass_on(came, stream), self._compare(peer, names, came)
+                    beside = [asyncio.create_task(each) for each in work]
                     try:
                         listening = Listening(stream, SILENT_SECONDS, MAX_SILENT_SECONDS)
                         while left:
                             head = await listening.heard(receive_head(stream))
                             self._check_asked(head, left)
-                            left -= await self._take(head, held, listening, stream)
+                            left -= await self._take(peer, head, held, came, listening, stream)
                     finally:
                         for task in beside:
                             task.cancel()
         finally:
-            for those in (self.live, self.arriving, self.moved):
+            self.live -= came
+            for those in (self.arriving, self.moved):
                 those -= left
 
     async def _take(
-        self, head: Head, held: Mapping[ExpertName, int], listening: Listening, stream: Stream
+        self,
+        peer: str,
+        head: Head,
+        held: Mapping[ExpertName, int],
+        came: set[ExpertName],
+        listening: Listening,
+        stream: Stream,
     ) -> set[ExpertName]:
-        """What is said of an expert; returns it if nothing more is to come of it."""
+        """What is said of an expert; returns it if nothing more is to come of it.
+
+        :param came: those that are followed on this stream: of others, it says nothing
+        """
         name, keeping = self._names[head.expert], self._keeping
         if isinstance(head, CopyHead):
             if name in self.live or name in keeping.kept:
@@ -162,26 +174,33 @@ class Following:
                 await self._take_copy(name, head.step, listening, stream)
             elif held.get(name) != head.step + 1:
                 raise ValueError("an expert that is not here is not sent")
+            came.add(name)
             self.live.add(name)
             self.arriving.discard(name)
             self.moved.discard(name)
             return set()
         if isinstance(head, GoneHead):
-            self.live.discard(name)
-            self.arriving.discard(name)
-            self.moved.add(name)
+            if name in came or name not in self.live:
+                self._end(name, came)
+                self.arriving.discard(name)
+                self.moved.add(name)
             return {name}
-        if name not in self.live:
+        if name not in came:
             raise ValueError("of an expert that has not come")
         if isinstance(head, StepHead):
             mean = await listening.heard(self._coder.receive_mean(stream, head.exponent))
             await self._apart(keeping.follow, name, head.step, mean, head.rate)
             return set()
         assert isinstance(head, GivenHead)
-        sums = await listening.heard(self._coder.receive_sums(stream, head.sums))
-        await self._apart(keeping.keep, name, sums)
-        self.live.discard(name)
+        sums = await listening.heard(self._coder.receive_sums(stream, head))
+        self.givers[name] = peer, time.monotonic()
+        await self._apart(keeping.keep, name, sums, peer)
+        self._end(name, came)
         return {name}
+
+    def _end(self, name: ExpertName, came: set[ExpertName]) -> None:
+        self.live.discard(name)
+        came.discard(name)
 
     async def _take_copy(self, name: ExpertName, step: int, listening: Listening, stream: Stream) -> None:
         try:
@@ -194,26 +213,25 @@ class Following:
                 _log.warning("no memory for the expert %s: not asked for again for %.0f s", name, UNFIT_SECONDS)
             raise
 
-    async def _pass_on(self, names: set[ExpertName], stream: Stream) -> None:
+    async def _pass_on(self, came: Collection[ExpertName], stream: Stream) -> None:
         """Let the keeper of these know what they are told here."""
         with suppress(OSError):  # whoever reads the stream finds out
             while True:
                 await asyncio.sleep(PASS_ON_SECONDS)
-                for name in sorted(names & self.live):
+                for name in sorted(came):
                     if sums := self._keeping.told(name):
-                        head = ToldHead(expert=self._numbers[name], sums=tuple(sums))
                         try:
-                            await send_sums(stream, head, sums)
+                            await send_sums(stream, ToldHead, self._numbers[name], sums)
                         except OSError:
                             self._keeping.add(name, sums)
                             raise
 
-    async def _compare(self, peer: str, names: set[ExpertName]) -> None:
+    async def _compare(self, peer: str, names: Collection[ExpertName], came: Collection[ExpertName]) -> None:
         """Have the bits of whoever keeps these, one after the other: processors that round differently come to others
         with the same steps."""
         for name in itertools.cycle(sorted(names)):
             await asyncio.sleep(COMPARE_SECONDS)
-            if name in names & self.live:
+            if name in came:
                 try:
                     with _failing(peer):
                         await self._renew(peer, name)

@@ -60,6 +60,8 @@ class Hosting:
         """That this peer kept when it woke up last: others may have taken them over meanwhile."""
         self._lingers: dict[ExpertName, float] = {}
         """Until when a copy of what was given away stays."""
+        self._stand_ins: Mapping[ExpertName, str] = {}
+        service.may_tell = self._may_tell
 
     async def run(self) -> None:
         """Until this is cancelled."""
@@ -74,6 +76,7 @@ class Hosting:
     def look(self) -> None:
         """Do what is due."""
         plan, organizer = self._plan()
+        self._stand_ins = plan.stand_ins
         holders = {peer: each for peer, each in self._holders().items() if each.time > self._gone.get(peer, -1.0)}
         kept_by: dict[ExpertName, list[str]] = {}
         for peer, holder in holders.items():
@@ -120,6 +123,11 @@ class Hosting:
         if (held := self._keeping.held) != self._told:
             self._told = held
             self._changed()
+
+    def _may_tell(self, peer: str, name: ExpertName) -> bool:
+        giver, given = self._following.givers.get(name, ("", 0.0))
+        lingers = peer == giver and time.monotonic() < given + 2 * LINGER_SECONDS  # by its clock, and on its way
+        return lingers or peer == self._stand_ins.get(name)
 
     @property
     def _is_awake(self) -> bool:

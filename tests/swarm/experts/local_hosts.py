@@ -157,9 +157,9 @@ def parameters(bank: Bank) -> dict[str, Tensor]:
 def sums(bank: Bank) -> dict[str, Tensor]:
     """What experts have been told, by the step that it is for."""
     return {
-        f"{name} {due}": total.clone()
+        f"{name} {due}": each.total.clone()
         for name in bank.names
-        for due, total in sorted(bank._experts[name]._sums.items())
+        for due, each in sorted(bank._experts[name]._sums.items())
     }
 
 

@@ -14,6 +14,7 @@ import torch
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
+from dedloc_kit.experts.expert import Sum
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.swarm.experts import copies, following
 from dedloc_kit.swarm.experts import hosting as module
@@ -252,8 +253,7 @@ def test_who_follows_nothing_of_it_tells_nothing_of_an_expert() -> None:
         async def tell() -> None:
             wanted = Wanted(experts=(numbers[NAMES[0]],), steps=(0,), follow=True)
             async with these["b"].endpoint.open("a", CopyService, encode(wanted)) as stream:
-                head = ToldHead(expert=numbers[NAMES[1]], sums=(1,))
-                await send_sums(stream, head, {1: torch.ones(these["a"].coder.size)})
+                await send_sums(stream, ToldHead, numbers[NAMES[1]], {1: Sum(torch.ones(these["a"].coder.size), 1)})
                 while True:
                     await stream.receive(2**20)
 
@@ -525,8 +525,8 @@ def test_sums_that_no_gradients_have_cost_only_themselves() -> None:
     with group("a") as these:
         these.assign("a")
         keeping = these["a"].keeping
-        keeping.bank.add_sums(NAMES[0], {1: torch.ones(these["a"].coder.size)})
-        keeping.add(NAMES[0], {1: torch.full((these["a"].coder.size,), 3e38)})
+        keeping.bank.add_sums(NAMES[0], {1: Sum(torch.ones(these["a"].coder.size), 1)})
+        keeping.add(NAMES[0], {1: Sum(torch.full((these["a"].coder.size,), 3e38), 1)})
         told = sums(keeping.bank)
         assert torch.equal(told[f"{NAMES[0]} 1"], torch.ones(these["a"].coder.size))
 
