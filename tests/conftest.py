@@ -12,7 +12,7 @@ import pytest
 
 from dedloc_kit import worker
 from dedloc_kit.machine.logs import Warnings
-from tests import fork_server
+from tests import fork_server, identities
 
 gc.disable()  # until all is collected: what is imported becomes no garbage; looking for it takes a fifth of the time
 
@@ -28,6 +28,14 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def own_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one name have another organizer in each test, which a machine would not believe."""
     monkeypatch.setenv("DEDLOC_HOME", str(next(homes)))
+
+
+@pytest.fixture(autouse=True)
+def same_keys() -> Iterator[None]:
+    """Each test has the same identities every time."""
+    identities.begin()
+    yield
+    identities.end()
 
 
 @pytest.fixture(autouse=True)

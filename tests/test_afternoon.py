@@ -97,7 +97,7 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")
 
 
-@pytest.mark.soak
+@pytest.mark.real
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("few_documents")
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, machine_at
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.node import addresses_of
+from tests.identities import an_identity
 from tests.invitations import NOBODY, invited
 from tests.swarm.harness import gate_of, open_node
 from tests.tiny import tiny_run
@@ -138,7 +138,7 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
 
 @pytest.mark.soak
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
-    peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), Identity(tmp_path / IDENTITY_FILE)
+    peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), an_identity(tmp_path / IDENTITY_FILE)
     node = open_node(peer, identity, gate=gate_of(identity, tiny_run().run_id), may_start_alone=True)
     try:
         invitation = Invitation.of(tiny_run(), addresses_of(node)).signed(read_key(tmp_path / IDENTITY_FILE))

@@ -9,8 +9,8 @@ from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.version import __version__
+from tests.identities import an_identity
 from tests.tiny import tiny_run
 
 
@@ -23,7 +23,7 @@ def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_agree_to_
     coordinator = Coordinator(
         run, CoordinatorConfig(folder=tmp_path), host="127.0.0.1", port=0, on_event=lambda event: None
     )
-    me = str(Identity(tmp_path / IDENTITY_FILE).peer_id)
+    me = str(an_identity(tmp_path / IDENTITY_FILE).peer_id)
     mine = (address(me), address(me, "10.0.0.1"))
     joined = Joined(run_id=run.run_id, peer=me, session="a", addresses=mine, step=0, device="CPU", parameters=18)
     coordinator._heard(joined)

@@ -14,9 +14,10 @@ from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.roles import minding
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.remote.offers import LIFE_SECONDS, Offers
+from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, gate_of_all
 from tests.swarm.pipeline.local_pipeline import RUN_ID, offer
 
@@ -54,7 +55,7 @@ def test_whoever_drives_with_a_key_that_drives_elsewhere_waits_in_silence_until_
     dht: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(minding, "LIFE_SECONDS", 2.0)
-    signer, now = Signer(Identity(tmp_path / "key")), get_dht_time()
+    signer, now = Signer(an_identity(tmp_path / "key")), get_dht_time()
     first, second = Driving(dht, signer, "a1", now - 60), Driving(dht, signer, "b1", now)
     first.silent = False
     events, waited = list[AnyEvent](), list[str]()
@@ -83,7 +84,7 @@ def test_whoever_drives_with_a_key_that_drives_elsewhere_waits_in_silence_until_
 def test_of_two_that_drive_with_one_key_the_later_one_gives_way_and_the_word_of_the_other_stays(
     dht: Any, tmp_path: Path
 ) -> None:
-    signer, now = Signer(Identity(tmp_path / "key")), get_dht_time()
+    signer, now = Signer(an_identity(tmp_path / "key")), get_dht_time()
     both = [Driving(dht, signer, session, now - age) for session, age in (("a1", 60), ("b1", 0))]
     for each in both:
         each.silent = False
@@ -109,7 +110,7 @@ def test_what_a_killed_driver_left_is_waited_for_some_seconds_only(
     dht: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(minding, "TELL_SECONDS", 0.1)
-    signer, now = Signer(Identity(tmp_path / "key")), get_dht_time()
+    signer, now = Signer(an_identity(tmp_path / "key")), get_dht_time()
     killed, again = Driving(dht, signer, "a1", now - 60), Driving(dht, signer, "b1", now)
     killed.silent = False
     killed._turn()

@@ -10,7 +10,8 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.events import Joined, Left, LocalProgress, StepDone, Warned
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
+from tests.identities import an_identity
 from tests.swarm.harness import (
     DEADLINE,
     Peer,
@@ -50,6 +51,7 @@ def assert_credited_what_was_averaged(coordinator: Peer, *peers: Peer) -> None:
     ledger.close()
 
 
+@pytest.mark.real
 def test_a_volunteer_that_stalls_in_the_middle_of_an_all_reduce_costs_the_others_no_samples_and_is_back_in_the_end(
     tmp_path: Path,
 ) -> None:
@@ -108,7 +110,7 @@ def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Pat
         nodes = []
         try:
             for number, lie in enumerate(lies):
-                identity = Identity(tmp_path / f"liar-{number}" / "identity.key")
+                identity = an_identity(tmp_path / f"liar-{number}" / "identity.key")
                 config = PeerConfig(folder=tmp_path / f"liar-{number}", client_mode=True, host="127.0.0.1")
                 node = open_node(config, identity, coordinator.joined.addresses, gate_of(identity, run.run_id))
                 nodes.append(node)

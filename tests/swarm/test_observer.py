@@ -9,11 +9,12 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm import observer
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.observer import Finished, Observer
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.protocol import Header, Request
+from tests.identities import an_identity
 from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run
 
@@ -23,7 +24,7 @@ ORGANIZER = "organizer"
 
 @pytest.fixture(scope="module")
 def asha(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("asha") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("asha") / "identity.key"))
 
 
 class Swarm(Observer):

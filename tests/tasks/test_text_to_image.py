@@ -16,6 +16,7 @@ import torch
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Left
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing import classifier
@@ -25,6 +26,7 @@ from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text_to_image import TextToImage
 from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.swarm.harness import Swarm, assert_ledger_sums, difference
 from tests.tasks.text_to_image_run import PICTURES, run_of, write_codes, write_picture_model
 
 
@@ -246,3 +248,18 @@ def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, 
     # One picture at a time or several at once: float32 differs in its last bits, and rounding by 1 in some values.
     assert np.abs(found - expected.permute(0, 2, 3, 1).numpy()).max() <= 1
     assert expected.float().std() > 1
+
+
+@pytest.mark.real
+def test_two_volunteers_learn_to_draw_and_all_samples_are_in_the_ledger(folder: Path, tmp_path: Path) -> None:
+    run = run_of(folder)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=4, task_module=None)
+        volunteers = [swarm.volunteer(name, microbatch=4, until_step=4, task_module=None) for name in ("one", "two")]
+        for peer in volunteers:
+            peer.wait_for(Left)
+        coordinator.wait_for_step(4)
+        assert coordinator.worker.stop() == 0
+    for peer in volunteers:
+        assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    assert_ledger_sums(coordinator, run.global_batch)

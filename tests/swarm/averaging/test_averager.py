@@ -13,8 +13,9 @@ import pytest
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.service import AveragingService
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged
+from tests.identities import an_identity
 from tests.swarm.harness import Puppet
 
 PEER = "Qm1"
@@ -261,7 +262,7 @@ def test_what_a_member_brings_must_be_its_own_for_this_step_and_believable(
 def test_where_members_are_checked_each_brings_a_pledge_for_this_very_round(
     tmp_path: Path, values: dict[str, Any], fine: bool
 ) -> None:
-    signer = Signer(Identity(tmp_path / "key"))
+    signer = Signer(an_identity(tmp_path / "key"))
     usual: dict[str, Any] = {"run_id": "tiny-0123456789abcdef", "step": 2, "session": "ab"}
     usual |= {"samples": 3, "session_samples": 5}
     pledge = {"group": "ab", "microbatches": 1, **dict.fromkeys(("parts", "before", "after", "work"), bytes(32))}

@@ -27,11 +27,12 @@ from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import HEEDED, AveragingService, Opening, Start, rules_of
 from dedloc_kit.swarm.averaging.streams import messages
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout, SharedVector, untouched_zeros
+from tests.identities import an_identity
 from tests.tiny import tiny_run
 
 SAMPLES = (8, 24)
@@ -61,7 +62,7 @@ class Party:
         """Of each member; one row if there are none."""
         self.batch: Sequence[int | None] = (None,) * len(vectors)
         """What each says that it holds, in a stage."""
-        self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
+        self._signers = [Signer(an_identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
         self._shared = [SharedVector(layout) for _ in vectors]
         self._services = {

@@ -17,9 +17,10 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.sightings import SILENT_SECONDS, WIDE_LOOK
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.training.state.state import Position
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 
@@ -57,7 +58,7 @@ def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]
 
 def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_others_know(tmp_path: Path) -> None:
     dht: Any = Spotty()
-    mine, other, newcomer = (Signer(Identity(tmp_path / name)) for name in ("mine", "other", "newcomer"))
+    mine, other, newcomer = (Signer(an_identity(tmp_path / name)) for name in ("mine", "other", "newcomer"))
     says(dht, other)
     me = a_tracker(dht, mine)
     me.refresh()
@@ -74,7 +75,7 @@ def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_oth
 @pytest.mark.parametrize("ago", [SILENT_SECONDS + 1.0, None], ids=["an old record", "no record"])
 def test_a_peer_is_not_gone_because_one_node_did_not_hear_of_it(tmp_path: Path, ago: float | None) -> None:
     dht: Any = Spotty()
-    mine, other = (Signer(Identity(tmp_path / name)) for name in ("mine", "other"))
+    mine, other = (Signer(an_identity(tmp_path / name)) for name in ("mine", "other"))
     old = None if ago is None else says(dht, other, ago)
     says(dht, other)
     me = a_tracker(dht, mine)
@@ -94,7 +95,7 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
     def says(samples: int) -> Progress:
         return progress(run_id=RUN_ID, samples=samples, time=get_dht_time())
 
-    me, other = (a_tracker(dht, Signer(Identity(tmp_path / name))) for name in ("me", "other"))
+    me, other = (a_tracker(dht, Signer(an_identity(tmp_path / name))) for name in ("me", "other"))
     other.report(says(1), period=600.0)
     other.start()
     wait_until(lambda: bool(dht.keys), "the other one says nothing")
@@ -129,7 +130,7 @@ def test_a_peer_tells_that_it_is_there_though_a_look_does_not_end(
 ) -> None:
     monkeypatch.setattr(tracker, "HEARTBEAT", 0.05)
     dht: Any = Hanging()
-    me = a_tracker(dht, Signer(Identity(tmp_path / "me")))
+    me = a_tracker(dht, Signer(an_identity(tmp_path / "me")))
     me.report(progress(run_id=RUN_ID, samples=1, time=get_dht_time()), period=0.01)
     me.start()
     dht.hangs.set()
@@ -144,7 +145,7 @@ def test_a_peer_tells_that_it_is_there_though_a_look_does_not_end(
 def test_samples_are_told_after_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "HEARTBEAT", 600.0)
     dht: Any = PlainDHT()
-    me = a_tracker(dht, Signer(Identity(tmp_path / "me")))
+    me = a_tracker(dht, Signer(an_identity(tmp_path / "me")))
     for samples in (1, 2):
         me.report(progress(run_id=RUN_ID, samples=samples, time=get_dht_time()), period=0.1)
         if samples == 1:
@@ -162,7 +163,7 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     tmp_path: Path, warned: list[str]
 ) -> None:
     dht: Any = Spotty()
-    mine, honest, boasts = (Signer(Identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
+    mine, honest, boasts = (Signer(an_identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
     batch = 10
     me = Tracker(dht, mine, RUN_ID, batch, (), Incidents(), belief(mine.peer))
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
@@ -178,7 +179,7 @@ def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_d
     tmp_path: Path,
 ) -> None:
     dht: Any = Spotty()
-    mine, other = (Signer(Identity(tmp_path / name)) for name in ("mine", "other"))
+    mine, other = (Signer(an_identity(tmp_path / name)) for name in ("mine", "other"))
     me = a_tracker(dht, mine)
     for failing, back in ((me.suspicion.doubt, True), (me.suspicion.suspect, False)):
         for _ in range(3):
@@ -193,7 +194,7 @@ def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_d
 
 def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_word_counts(tmp_path: Path) -> None:
     dht: Any = Spotty()
-    mine, organizer = (Signer(Identity(tmp_path / name)) for name in ("mine", "organizer"))
+    mine, organizer = (Signer(an_identity(tmp_path / name)) for name in ("mine", "organizer"))
     me = a_tracker(dht, mine, organizer.peer)
     for _ in range(4):
         says(dht, organizer)
@@ -207,7 +208,7 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
 
 def test_a_peer_left_behind_by_a_step_remembers_that_the_organizer_has_taken_it(tmp_path: Path) -> None:
     dht: Any = Spotty()
-    mine, companion, organizer = (Signer(Identity(tmp_path / name)) for name in ("mine", "companion", "organizer"))
+    mine, companion, organizer = (Signer(an_identity(tmp_path / name)) for name in ("mine", "companion", "organizer"))
     me = a_tracker(dht, mine, organizer.peer)
     me.belief.took(3, get_dht_time(), {mine.peer: 5, companion.peer: 5})
     before, there = Position(3, "aa"), Position(progress().step, progress().round)
@@ -223,7 +224,7 @@ def test_a_peer_left_behind_by_a_step_remembers_that_the_organizer_has_taken_it(
 def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    me = a_tracker(Spotty(), Signer(Identity(tmp_path / "mine")))
+    me = a_tracker(Spotty(), Signer(an_identity(tmp_path / "mine")))
     me.refresh()
     assert me.alone()
     with monkeypatch.context() as down:

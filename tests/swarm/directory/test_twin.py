@@ -15,8 +15,9 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, wait_until
 from tests.tiny import tiny_run
 
@@ -61,7 +62,7 @@ def a_tracker(dht: Any, signer: Signer, session: str) -> Tracker:
 
 def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before_each_look(tmp_path: Path) -> None:
     dht: Any = PlainDHT()
-    signer = Signer(Identity(tmp_path / "key"))
+    signer = Signer(an_identity(tmp_path / "key"))
     me = a_tracker(dht, signer, "a1")
     me.connections = None  # type: ignore[assignment]
     me._connect = lambda: None  # type: ignore[method-assign]
@@ -87,7 +88,7 @@ def test_who_comes_back_after_a_crash_waits_only_until_its_last_record_is_over(
 ) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.01)
     dht: Any = PlainDHT()
-    signer = Signer(Identity(tmp_path / "key"))
+    signer = Signer(an_identity(tmp_path / "key"))
     left = progress(run_id=RUN_ID, session="a1", since=1.0, time=get_dht_time() - TIME_TO_LIVE + 0.5)
     Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE).store(signer, left, peers=0)
     a_tracker(dht, signer, "b1").await_twin(threading.Event(), lambda: pytest.fail("it is no twin"))
@@ -97,7 +98,7 @@ def test_who_comes_back_after_a_crash_waits_only_until_its_last_record_is_over(
 def test_who_has_waited_for_its_twin_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.01)
     dht: Any = PlainDHT()
-    signer = Signer(Identity(tmp_path / "key"))
+    signer = Signer(an_identity(tmp_path / "key"))
     me, ago = a_tracker(dht, signer, "b1"), TIME_TO_LIVE - 0.5
     for spoke in range(MAX_LEFT + 1):
         me.twin.see(progress(session="a1", since=1.0, time=get_dht_time() - ago + 0.1 * spoke))
@@ -110,7 +111,11 @@ def test_who_has_waited_for_its_twin_goes_on(tmp_path: Path, monkeypatch: pytest
 
 def test_who_waits_goes_on_telling_its_twin_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.0)
-    me, now, stop = a_tracker(PlainDHT(), Signer(Identity(tmp_path / "key")), "b1"), get_dht_time(), threading.Event()
+    me, now, stop = (
+        a_tracker(PlainDHT(), Signer(an_identity(tmp_path / "key")), "b1"),
+        get_dht_time(),
+        threading.Event(),
+    )
     looks, told_at = 0, list[int]()
 
     def look() -> None:
@@ -129,7 +134,7 @@ def test_who_waits_goes_on_telling_its_twin_ever_more_rarely(tmp_path: Path, mon
 @pytest.mark.parametrize("second", [True, False])
 def test_who_gives_way_to_its_twin_does_not_sign_it_off(tmp_path: Path, second: bool) -> None:
     dht: Any = PlainDHT()
-    signer = Signer(Identity(tmp_path / "key"))
+    signer = Signer(an_identity(tmp_path / "key"))
     me, now = a_tracker(dht, signer, "b1"), get_dht_time()
     me.report(progress(run_id=RUN_ID, session="b1", since=me.twin.since, time=now), period=1.0)
     since = me.twin.since + (-60.0 if second else 60.0)
@@ -149,7 +154,7 @@ def told(peer: Peer, what: str) -> Warned:
 
 def one_key(*machines: Path) -> None:
     first, *others = machines
-    Identity(first / "identity.key")
+    an_identity(first / "identity.key")
     for other in others:
         other.mkdir()
         shutil.copy(first / "identity.key", other / "identity.key")

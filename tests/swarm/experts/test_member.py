@@ -13,9 +13,10 @@ from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.remote import offers
+from tests.identities import an_identity
 from tests.swarm.experts.local_hosts import CELLS, LAYER, NAMES, RUN, learn
 from tests.swarm.harness import open_node, wait_until
 
@@ -24,7 +25,7 @@ class Place:
     """Where a peer is."""
 
     def __init__(self, folder: Path, organizer: "Place | None" = None) -> None:
-        identity = Identity(folder / "identity.key")
+        identity = an_identity(folder / "identity.key")
         self.signer = Signer(identity)
         config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=organizer is not None)
         self._known = () if organizer is None else addresses_of(organizer.node)

@@ -22,8 +22,9 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.keeper import node_id_of
+from tests.identities import an_identity
 from tests.swarm.harness import Stranger
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class Hostile:
     def __init__(self, peers: Sequence[str], run_id: str, folder: Path, *, listens: bool = False) -> None:
         self.run_id, self._peers, self._listens = run_id, peers, listens
         self.organizer = peers[0].rpartition("/p2p/")[2]
-        self.identity = Identity(folder / "identity.key")
+        self.identity = an_identity(folder / "identity.key")
         self.signer = Signer(self.identity)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hostile")

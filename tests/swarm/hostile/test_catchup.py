@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
-from dedloc_kit.swarm.network.identity import Identity, Signer, opened
+from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StateLayout
@@ -28,6 +28,7 @@ from dedloc_kit.swarm.trust.pledge import contribution_kind
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.sketch import SEED_BYTES, differ, sketch
 from dedloc_kit.training.state.state import START, Position, TrainingState
+from tests.identities import an_identity
 from tests.swarm.audits.audited import pledged
 from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run
@@ -59,7 +60,7 @@ class Behind:
         said = pledged("x", 1, run_id=self.run.run_id, group=ROUND, samples=BATCH, session_samples=BATCH)
         kind = contribution_kind(self.run.trust)
         mine: Contribution = kind.parse({name: getattr(said, name) for name in kind.model_fields})
-        metadata = MSGPackSerializer.dumps([Signer(Identity(folder / "author")).sign(mine)])
+        metadata = MSGPackSerializer.dumps([Signer(an_identity(folder / "author")).sign(mine)])
         self.right = RecentAverage(after="", round=ROUND, step=1, metadata=metadata, parts=self.parts(1.0))
         self.given = self.organizers = self.right
         self.rejected = list[str]()

@@ -8,17 +8,18 @@ import pytest
 
 from dedloc_kit.events import StepDone, Warned
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order
 from dedloc_kit.training.state import checkpoint
 from dedloc_kit.training.state.state import DECAY_START
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Swarm, assert_ledger_sums
 from tests.tiny import tiny_run
 
 
 @pytest.fixture(scope="module")
 def organizer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
 
 
 def brought(*orders: str) -> list[Contribution]:
@@ -34,7 +35,7 @@ def test_the_organizers_order_is_taken_whoever_brings_it_and_whatever_others_bri
 
 
 def test_an_order_of_anybody_else_is_none(organizer: Signer, tmp_path: Path) -> None:
-    forged = decay_order(Signer(Identity(tmp_path / "identity.key")), RUN_ID, 40, 5)
+    forged = decay_order(Signer(an_identity(tmp_path / "identity.key")), RUN_ID, 40, 5)
     spoiled = decay_order(organizer, RUN_ID, 40, 5)
     other = "B" if spoiled[-40] == "A" else "A"
     for order in (forged, spoiled[:-40] + other + spoiled[-39:], spoiled[:400]):

@@ -22,11 +22,12 @@ from dedloc_kit.records.orders import Instructions, Notice, shortened
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.keeper import node_id_of
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import addresses_of
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Peer, Swarm, gate_of, open_node, processes_of, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw, misspelt, pack
 from tests.tiny import tiny_run
@@ -52,11 +53,11 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 def organizer_of(swarm: Swarm) -> Signer:
     """Its public key can be had by anyone: libp2p shows it when a connection begins."""
-    return Signer(Identity(swarm.peers[0].config.folder / IDENTITY_FILE))
+    return Signer(an_identity(swarm.peers[0].config.folder / IDENTITY_FILE))
 
 
 def victim_of(swarm: Swarm) -> bytes:
-    return Signer(Identity(swarm.peers[1].config.folder / IDENTITY_FILE)).subkey
+    return Signer(an_identity(swarm.peers[1].config.folder / IDENTITY_FILE)).subkey
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def test_a_node_that_hands_out_garbage_hides_nothing(tmp_path: Path) -> None:
     nodes, key, far = [], PROGRESS.key(Names(RUN_ID)), time.time() + 50.0
 
     def directory(name: str, peers: tuple[str, ...], **how: Any) -> tuple[Directory[Progress], Signer]:
-        identity = Identity(tmp_path / name / "identity.key")
+        identity = an_identity(tmp_path / name / "identity.key")
         config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **how)
         nodes.append(open_node(config, identity, peers, gate=gate_of(identity)))
         return Directory(nodes[-1], PROGRESS, RUN_ID, reject=pytest.fail), Signer(identity)

@@ -7,10 +7,11 @@ import torch
 
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import rewind_in
 from dedloc_kit.training.state.sketch import differ, sketch
 from dedloc_kit.training.state.state import RATE, REWOUND, TrainingState
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID
 from tests.tiny import TinyTask, tiny_run
 
@@ -19,7 +20,7 @@ ORDER = Rewind(run_id=RUN_ID, step=9, round="ab", checkpoint=4, rate=0.5, time=1
 
 @pytest.fixture(scope="module")
 def organizer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
 
 
 def receipt(signer: Signer, order: Rewind = ORDER, step: int = 9, signed: tuple[bytes, ...] = ()) -> Receipt:
@@ -33,7 +34,7 @@ def test_the_organizers_order_is_read_from_the_receipt_of_its_step(organizer: Si
 
 
 def test_an_order_of_anybody_else_is_refused(organizer: Signer, tmp_path: Path) -> None:
-    forger = Signer(Identity(tmp_path / "identity.key"))
+    forger = Signer(an_identity(tmp_path / "identity.key"))
     with pytest.raises(ValueError, match="the organizer did not order"):
         rewind_in(organizer, RUN_ID, receipt(forger), organizer.peer)
     whole = receipt(organizer)

@@ -40,8 +40,9 @@ from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network import connections
 from dedloc_kit.swarm.network.connections import Connections, dial
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import addresses_of
+from tests.identities import an_identity
 from tests.swarm.harness import Swarm, belief, gate_of, open_node, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
 from tests.tiny import tiny_run
@@ -57,7 +58,7 @@ class Coordinator:
     """Its admission, asked as through libp2p: the peer's id and the address that it is seen at are facts."""
 
     def __init__(self, run: RunConfig, folder: Path) -> None:
-        self.signer = Signer(Identity(folder / IDENTITY_FILE))
+        self.signer = Signer(an_identity(folder / IDENTITY_FILE))
         self.run, self.folder = run, folder
         self._hosts = dict[str, str]()
         self._admission = Admission(run, Office(run, folder, self.signer.peer), self.signer, self._host_of)
@@ -184,13 +185,13 @@ def test_a_code_that_is_passed_around_lets_in_as_many_machines_as_it_says_and_th
     swarm: Swarm, tmp_path: Path
 ) -> None:
     code = invite(swarm.peers[0].config.folder, "alice", days=1, machines=3)
-    signer = Signer(Identity(tmp_path / "reader"))
+    signer = Signer(an_identity(tmp_path / "reader"))
 
     def come(key: str) -> AccessAnswer:
         async def asks(p2p: P2P) -> Any:
             return await request_access(p2p, swarm.invitation.organizer, BY_CODE.run_id, code)
 
-        answer = outside(swarm, asks, Identity(tmp_path / key).path)
+        answer = outside(swarm, asks, an_identity(tmp_path / key).path)
         assert isinstance(answer, AccessAnswer)
         return answer
 
@@ -251,7 +252,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
     tmp_path: Path, hastened: None, warned: list[str]
 ) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
-    identity = Identity(config.folder / "identity.key")
+    identity = an_identity(config.folder / "identity.key")
     node = open_node(config, identity, gate=gate_of(identity, OPEN.run_id))
     tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(), belief())
     try:
@@ -288,7 +289,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
 @pytest.mark.soak
 def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path, hastened: None) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1", announce_host="8.8.8.8")
-    node = open_node(config, Identity(config.folder / "identity.key"))
+    node = open_node(config, an_identity(config.folder / "identity.key"))
     try:
         with victim() as (port, visits, _), victim() as (other, others_visits, _):
             here = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"
@@ -296,7 +297,7 @@ def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path
             assert not visits, "a run that is on the Internet has no business with this machine's own services"
             local = open_node(
                 config.model_copy(update={"folder": tmp_path / "local", "announce_host": None}),
-                Identity(tmp_path / "local" / "identity.key"),
+                an_identity(tmp_path / "local" / "identity.key"),
             )
             try:
                 dial(local, {NOBODY: (f"/ip4/127.0.0.1/tcp/{other}/p2p/{NOBODY}",)})
@@ -311,8 +312,8 @@ def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path
 def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has_reached_it(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    organizer = Signer(Identity(swarm.peers[0].config.folder / IDENTITY_FILE))
-    mallory, alice = Signer(Identity(tmp_path / "mallory")), Signer(Identity(tmp_path / "alice"))
+    organizer = Signer(an_identity(swarm.peers[0].config.folder / IDENTITY_FILE))
+    mallory, alice = Signer(an_identity(tmp_path / "mallory")), Signer(an_identity(tmp_path / "alice"))
     gate = Gate(BY_CODE.run_id, organizer.peer, alice, restricted=True)
     organizers = Gate(BY_CODE.run_id, organizer.peer, organizer, restricted=True)
     here, there = (f"/ip4/203.0.113.7/tcp/{port}/p2p/{mallory.peer}" for port in (80, 81))
@@ -363,7 +364,7 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
         config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **settings)
         return Entry(BY_CODE, config, swarm.invitation.peers, swarm.invitation.organizer, code)
 
-    gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(Identity(tmp_path / "b.key")), restricted=True)
+    gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(an_identity(tmp_path / "b.key")), restricted=True)
     for settings in ({}, {"client_mode": False}):
         bob = entry("bob", **settings)
         around = bob.surroundings()

@@ -28,11 +28,12 @@ from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.membership.admission import Admission, request_access
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.reach import Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint, decode, encode
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
+from tests.identities import an_identity
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm, outside
 from tests.tiny import tiny_run
@@ -56,7 +57,7 @@ def token_of(signer: Signer, for_peer: str, **values: Any) -> bytes:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Signer]:
     folder = tmp_path_factory.mktemp("keys")
-    return {name: Signer(Identity(folder / name)) for name in ("organizer", "alice", "mallory")}
+    return {name: Signer(an_identity(folder / name)) for name in ("organizer", "alice", "mallory")}
 
 
 def gate_of(keys: dict[str, Signer], *, restricted: bool = True) -> Gate:
@@ -221,8 +222,8 @@ async def served_in_the_end(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
 
 @pytest.mark.soak
 def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm: Swarm, tmp_path: Path) -> None:
-    organizer = Signer(Identity(folder_of(swarm) / IDENTITY_FILE))
-    mallory, alice = Signer(Identity(tmp_path / "mallory")), Signer(Identity(tmp_path / "alice"))
+    organizer = Signer(an_identity(folder_of(swarm) / IDENTITY_FILE))
+    mallory, alice = Signer(an_identity(tmp_path / "mallory")), Signer(an_identity(tmp_path / "alice"))
     now = time.time()
     bad = {
         "no token": b"",
@@ -245,7 +246,10 @@ def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm
 
 @pytest.mark.soak
 def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swarm: Swarm, tmp_path: Path) -> None:
-    organizer, mallory = Signer(Identity(folder_of(swarm) / IDENTITY_FILE)), Signer(Identity(tmp_path / "mallory"))
+    organizer, mallory = (
+        Signer(an_identity(folder_of(swarm) / IDENTITY_FILE)),
+        Signer(an_identity(tmp_path / "mallory")),
+    )
     token = token_of(organizer, mallory.peer)
 
     async def before_and_after(p2p: P2P) -> tuple[set[str], set[str], AccessAnswer]:
@@ -266,7 +270,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
 def test_a_code_brings_a_token_to_the_peer_that_shows_it_and_later_ones_without_it(
     swarm: Swarm, tmp_path: Path
 ) -> None:
-    alice = Signer(Identity(tmp_path / "alice"))
+    alice = Signer(an_identity(tmp_path / "alice"))
     code = invite(folder_of(swarm), "alice", days=1)
 
     async def come(p2p: P2P) -> list[AccessAnswer]:

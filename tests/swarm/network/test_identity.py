@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedloc_kit.swarm.network.identity import Identity, Signer, author, opened, verified
+from tests.identities import an_identity
 from tests.swarm.harness import a_signer
 from tests.swarm.hostile.client import misspelt
 from tests.swarm.network.doubling import Number
@@ -19,7 +20,7 @@ from tests.swarm.network.doubling import Number
 
 @pytest.fixture(scope="module")
 def victims(tmp_path_factory: pytest.TempPathFactory) -> Identity:
-    return Identity(tmp_path_factory.mktemp("victim") / "identity.key")
+    return an_identity(tmp_path_factory.mktemp("victim") / "identity.key")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from dedloc_kit.records.progress import RowSummary
 from dedloc_kit.records.record import Record as AnyRecord
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import MAX_VERSIONS, Release
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import (
     AHEAD,
@@ -33,6 +33,7 @@ from dedloc_kit.swarm.network.kinds import (
     share_of,
 )
 from dedloc_kit.swarm.network.names import Names
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, a_signer, progress
 
 NAMES = Names(RUN_ID)
@@ -42,12 +43,12 @@ ADDRESS = f"/dns4/{'x' * 95}/tcp/31337/p2p/{'Q' * 40}"
 
 @pytest.fixture(scope="module")
 def asha(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("asha") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("asha") / "identity.key"))
 
 
 @pytest.fixture(scope="module")
 def organizer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
 
 
 @pytest.fixture

@@ -23,12 +23,13 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
 from dedloc_kit.swarm.network.bootstrap import Surroundings, _listening, look_around, start_node
 from dedloc_kit.swarm.network.connections import dial
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.port import HeldPort
 from dedloc_kit.swarm.network.reach import Question, Reachability, Reply
 from dedloc_kit.swarm.network.service import Endpoint
+from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Stranger, gate_of, open_node, progress, wait_until
 
 DEADLINE = 60.0
@@ -50,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ) -> Node:
         folder = tmp_path / (name or str(len(nodes)))
         config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
-        identity = Identity(folder / "identity.key")
+        identity = an_identity(folder / "identity.key")
         node = open_node(config, identity, peers, may_start_alone=may_start_alone)
         signers[node] = Signer(identity)
         nodes.append(node)
@@ -139,7 +140,7 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
 @pytest.mark.soak
 def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
     def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
-        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), Identity(tmp_path / name)
+        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), an_identity(tmp_path / name)
         gate = gate_of(identity)
         around = look_around(config, identity, (), gate=gate, may_start_alone=True, preferred_port=preferred)
         return around, partial(start_node, config, identity, around, gate=gate, may_start_alone=True)
@@ -328,7 +329,7 @@ def test_one_address_that_answers_is_enough_whatever_the_others_do(start: Start)
 def test_a_peer_does_not_look_for_itself(start: Start, tmp_path: Path) -> None:
     first = start(name="first")
     known = addresses_of(first)
-    me = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity(tmp_path / 'second' / 'identity.key').peer_id}"
+    me = f"/ip4/127.0.0.1/tcp/9/p2p/{an_identity(tmp_path / 'second' / 'identity.key').peer_id}"
     second = start((me, *known), name="second")
     assert shared(second, first)
     with pytest.raises(UserError, match="nobody answers"):
@@ -373,7 +374,7 @@ async def _known_nodes(_dht: DHT, node: Any) -> dict[int, PeerID]:
 @pytest.mark.soak
 def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
     config = PeerConfig(folder=tmp_path, host="127.0.0.1")
-    identity = Identity(tmp_path / "identity.key")
+    identity = an_identity(tmp_path / "identity.key")
     free = host_and_port(refusing_address())[1]
     for preferred, given in ((free, True), (free, False)):
         with closing(socket.socket()) as other:

@@ -14,7 +14,7 @@ from hivemind.p2p import P2P, P2PHandlerError, PeerID
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.admission import Token
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import (
     MAX_RECORD_BYTES,
@@ -24,6 +24,7 @@ from dedloc_kit.swarm.network.service import (
     Stream,
     encode,
 )
+from tests.identities import an_identity
 from tests.swarm.network.doubling import Doubling, Number
 
 RUN_ID = "toy-0123456789abcdef"
@@ -50,7 +51,7 @@ class Place:
     """A peer of a run that is not open."""
 
     def __init__(self, folder: Path, name: str, organizer: "Place | None" = None) -> None:
-        self.identity = Identity(folder / name)
+        self.identity = an_identity(folder / name)
         self.signer = Signer(self.identity)
         self.gate = Gate(RUN_ID, (organizer or self).signer.peer, self.signer, restricted=True)
 

@@ -9,9 +9,10 @@ import pytest
 
 from dedloc_kit.blocks.plans.stages import Stage
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.pipeline import placing
 from dedloc_kit.swarm.pipeline.placing import Newcomer
+from tests.identities import an_identity
 from tests.tiny import tiny_run
 
 
@@ -34,7 +35,7 @@ def test_a_newcomer_takes_no_stage_that_it_does_not_hold(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(placing, "Directory", Nobody)
     monkeypatch.setattr(placing, "addresses_of", lambda _: ())
-    signer, stop = Signer(Identity(tmp_path / "key")), threading.Event()
+    signer, stop = Signer(an_identity(tmp_path / "key")), threading.Event()
     stop.set()
     for alone in range(4):
         stages = [Stage(0.25, 0.25)] * 4

@@ -12,7 +12,7 @@ import torch
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds import alongside
 from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.transfer.contents import RecentAverage
@@ -20,6 +20,7 @@ from dedloc_kit.swarm.transfer.protocol import Header
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.state.no_state import NoState
 from dedloc_kit.training.state.state import Position
+from tests.identities import an_identity
 from tests.swarm.harness import belief, progress
 from tests.swarm.rounds.test_stored import Coordinator, round_of
 
@@ -58,7 +59,7 @@ class Lender:
 
 @pytest.fixture
 def lender(tmp_path: Path) -> Lender:
-    return Lender(Coordinator(tmp_path, Signer(Identity(tmp_path / "key"))))
+    return Lender(Coordinator(tmp_path, Signer(an_identity(tmp_path / "key"))))
 
 
 def test_it_begins_where_the_others_are_and_learns_of_each_step_that_it_missed(lender: Lender) -> None:

@@ -22,7 +22,7 @@ from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
@@ -34,6 +34,7 @@ from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.gradients.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.state import Replica, TrainingState
+from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -98,7 +99,7 @@ class Volunteer:
                 [replica], state, local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
             )
         self.averager = Averager(SharedVector(state.layout))
-        me, self.organizer = (Signer(Identity(folder / name)) for name in ("me", "organizer"))
+        me, self.organizer = (Signer(an_identity(folder / name)) for name in ("me", "organizer"))
         self.peer, self._directory = me.peer, Directory(dht, PROGRESS, run.run_id, reject=pytest.fail)
         self.tracker = Tracker(
             dht, me, run.run_id, BATCH, (), Incidents(), belief(me.peer, organizer=self.organizer.peer)
@@ -315,7 +316,7 @@ def test_a_round_begins_beside_the_microbatch_of_a_slow_device_which_counts_for_
         fixed=True,
         time=get_dht_time(),
     )
-    me._directory.store(Signer(Identity(tmp_path / "fast")), fast, peers=2)
+    me._directory.store(Signer(an_identity(tmp_path / "fast")), fast, peers=2)
     me.tracker.refresh()
     monkeypatch.setattr(me.tracker, "start", lambda: None)
     me.optimizer.begin()
@@ -368,7 +369,7 @@ def test_whoever_comes_with_a_state_whose_step_was_just_taken_goes_on_only_with_
     gave = Contribution(
         run_id=state.run_id, step=1, session="ab", samples=5, session_samples=5, loss=1.0, name="", time=now
     )
-    takers = [Signer(Identity(tmp_path / f"taker {number}")) for number in range(3)]
+    takers = [Signer(an_identity(tmp_path / f"taker {number}")) for number in range(3)]
     signed = tuple(signer.sign(gave if genuine else gave.model_copy(update={"step": 2})) for signer in takers)
     receipt = Receipt(step=1, round=round_id * 20, time=now - ago, seconds=0.0, signed=signed)
     state.load(state.tensors(), StateInfo(run_id=state.run_id, step=1, rounds=("ab" * 20,)), [receipt])
@@ -461,7 +462,7 @@ def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_
     me.optimizer.fills(lambda: wanted)
     while me.optimizer.samples < BATCH - 2 * MICROBATCH:
         me.compute(1.0)
-    other = Signer(Identity(tmp_path / "other"))
+    other = Signer(an_identity(tmp_path / "other"))
     told = progress(
         run_id=me.optimizer.run.run_id,
         step=0,

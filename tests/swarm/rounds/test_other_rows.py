@@ -19,13 +19,14 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity, Signer, opened
+from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.state import TrainingState
+from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, a_signer, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
 
@@ -93,7 +94,7 @@ class Peer:
             call_off=lambda _: None,
         )
         exchange: Any = SimpleNamespace(averager=averager, grouping=Rows(BATCH))
-        self.me = Signer(Identity(folder / "me"))
+        self.me = Signer(an_identity(folder / "me"))
         self.tracker = Tracker(self.dht, self.me, run.run_id, BATCH, (), Incidents(), belief(self.me.peer))
         self.rounds = Rounds(self.state, self.gradients, exchange, self.tracker, self.me, profile())
         self.hold()

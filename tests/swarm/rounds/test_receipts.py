@@ -8,9 +8,10 @@ import pytest
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory.contributions import collect, possible, publish
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import global_step, opened
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
+from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT
 from tests.tiny import tiny_run
 
@@ -52,7 +53,7 @@ def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: 
 
 
 def test_what_was_pledged_to_another_round_or_not_at_all_is_in_no_receipt(tmp_path: Path) -> None:
-    run, signer = tiny_run(global_batch=BATCH, trust={"checks": "on"}), Signer(Identity(tmp_path / "key"))
+    run, signer = tiny_run(global_batch=BATCH, trust={"checks": "on"}), Signer(an_identity(tmp_path / "key"))
     plain = given(run_id=run.run_id)
     pledged = nothing_pledged(plain, "ab")
     assert opened(signer, run, "", 2, "ab", (signer.sign(pledged),)) == {signer.peer: pledged}
@@ -66,7 +67,7 @@ def test_what_was_pledged_to_another_round_or_not_at_all_is_in_no_receipt(tmp_pa
 
 
 def test_the_directory_learns_of_a_pledge_what_it_learns_of_any_contribution(tmp_path: Path) -> None:
-    dht, signer = cast(Any, PlainDHT()), Signer(Identity(tmp_path / "key"))
+    dht, signer = cast(Any, PlainDHT()), Signer(an_identity(tmp_path / "key"))
     publish(dht, signer, nothing_pledged(given(), "ab"))
     assert collect(dht, RUN, BATCH, pytest.fail) == {signer.peer: given()}
 

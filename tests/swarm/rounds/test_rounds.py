@@ -19,7 +19,7 @@ from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.receipts import opened
@@ -30,6 +30,7 @@ from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.training.gradients.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.state import TrainingState
+from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -80,7 +81,7 @@ class Peer:
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
-        me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
+        me, self.other = (Signer(an_identity(folder / name)) for name in ("me", "other"))
         believed = belief(me.peer, self.other.peer if led else "organizer")
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), believed)
         self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, replace(profile(), follower=follower))
@@ -135,7 +136,7 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
 
 
 def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
-    me, newcomer = Peer(tmp_path), Signer(Identity(tmp_path / "newcomer"))
+    me, newcomer = Peer(tmp_path), Signer(an_identity(tmp_path / "newcomer"))
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time())
     me.gradients.add(1.0, 10, 0)
@@ -198,7 +199,7 @@ def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: 
 @pytest.mark.parametrize(("weigh", "begins"), [(claimed, True), (allowed, False)])
 def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins: bool) -> None:
     """Else all would go to one round after the other that is then refused."""
-    me, liar = Peer(tmp_path, weigh=weigh), Signer(Identity(tmp_path / "liar"))
+    me, liar = Peer(tmp_path, weigh=weigh), Signer(an_identity(tmp_path / "liar"))
     me.gradients.add(1.0, 1, 0)
     me.hear(1, time=get_dht_time())
     me.hear(600, time=get_dht_time(), who=liar)
@@ -446,7 +447,7 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
 ) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", 600.0)
     me = Peer(tmp_path)
-    lost = [Signer(Identity(tmp_path / f"lost {number}")) for number in range(2)]
+    lost = [Signer(an_identity(tmp_path / f"lost {number}")) for number in range(2)]
     me.rounds.stepped(dict.fromkeys([me.other.peer, *(s.peer for s in lost), me.tracker._signer.peer], 5))
     me.gradients.add(1.0, 10, 0)
     me.hear(5, time=get_dht_time())
@@ -464,7 +465,7 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
 def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_though_nobody_calls(
     tmp_path: Path,
 ) -> None:
-    me, another = Peer(tmp_path, follower=True), Signer(Identity(tmp_path / "another"))
+    me, another = Peer(tmp_path, follower=True), Signer(an_identity(tmp_path / "another"))
     me.rounds.batch.holds(lambda: math.inf, lambda: 0)
     for who, fixed in ((me.other, True), (another, False)):
         me.hear(8, time=get_dht_time() - 1.0, who=who, fixed=fixed)
@@ -497,7 +498,7 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
     tmp_path: Path, others: int, mine: int
 ) -> None:
     me = Peer(tmp_path)
-    more = [Signer(Identity(tmp_path / f"other {number}")) for number in range(others - 1)]
+    more = [Signer(an_identity(tmp_path / f"other {number}")) for number in range(others - 1)]
     failed, suspicion = me.other.peer, me.tracker.suspicion
     me.rounds.stepped(dict.fromkeys([failed, *(signer.peer for signer in more), me.tracker._signer.peer], 5))
     if mine:

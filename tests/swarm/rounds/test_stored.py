@@ -22,13 +22,14 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.encoding.codec import decode_all
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
-from dedloc_kit.swarm.network.identity import Identity, Signer, opened
+from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.state import Position, TrainingState
 from tests.bucket.served import Server, files, serving, status
+from tests.identities import an_identity
 from tests.swarm.harness import belief, progress, wait_until
 from tests.tiny import tiny_run
 
@@ -135,7 +136,7 @@ class Newcomer:
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(Identity(tmp_path_factory.mktemp("author") / "identity.key"))
+    return Signer(an_identity(tmp_path_factory.mktemp("author") / "identity.key"))
 
 
 @pytest.fixture

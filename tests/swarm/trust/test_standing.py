@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Identity, Signer
+from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.rounds.receipts import decay_order, opened
 from dedloc_kit.swarm.trust.standing import Standing, check_standing, read, signed
+from tests.identities import an_identity
 from tests.swarm.audits.audited import pledged
 from tests.tiny import tiny_run
 
@@ -16,7 +17,7 @@ RUN = tiny_run(trust={"checks": "on"})
 
 class People:
     def __init__(self, folder: Path) -> None:
-        self.organizer, self.alice, self.bob = (Signer(Identity(folder / name)) for name in ("organizer", "a", "b"))
+        self.organizer, self.alice, self.bob = (Signer(an_identity(folder / name)) for name in ("organizer", "a", "b"))
 
     def standing(self, by: Signer, peer: Signer, confirmed: int = 40, run_id: str = RUN.run_id) -> str:
         return signed(by, Standing(run_id=run_id, peer=peer.peer, confirmed=confirmed))

@@ -17,8 +17,9 @@ from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.matchmaking.row_meeting import LARGEST, Matchmaking, RowJoin, RowService, evened, ranked
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.directory.rows import Division
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Service, Stream, encode
+from tests.identities import an_identity
 from tests.swarm.harness import progress
 from tests.swarm.local_network import LocalNetwork
 
@@ -36,7 +37,7 @@ def signers(tmp_path_factory: pytest.TempPathFactory) -> list[list[Signer]]:
     folder: Path = tmp_path_factory.mktemp("keys")
     found = defaultdict[int, list[Signer]](list)
     for number in range(200):
-        signer = Signer(Identity(folder / str(number)))
+        signer = Signer(an_identity(folder / str(number)))
         found[DIVISION.row_of(signer.peer)].append(signer)
         if len(found) == 3 and min(map(len, found.values())) >= 3:
             break

@@ -22,10 +22,11 @@ from dedloc_kit.swarm.averaging.pledges.pledges import LOTS
 from dedloc_kit.swarm.averaging.pledges.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
-from dedloc_kit.swarm.network.identity import Identity, Signer, opened, parted
+from dedloc_kit.swarm.network.identity import Signer, opened, parted
 from dedloc_kit.swarm.network.service import Stream, decode, encode
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
 from dedloc_kit.swarm.trust.standing import Standing, signed
+from tests.identities import an_identity
 from tests.swarm.averaging.test_service import SAMPLES, LeavesOutTheSecond, Party
 from tests.tiny import tiny_run
 
@@ -148,7 +149,7 @@ def test_only_the_last_few_rounds_can_be_shown_and_a_full_disk_costs_no_round(
 
 
 def test_who_shows_what_is_confirmed_of_it_counts_for_it_and_who_makes_it_up_for_nothing(tmp_path: Path) -> None:
-    organizer = Signer(Identity(tmp_path / "organizer"))
+    organizer = Signer(an_identity(tmp_path / "organizer"))
 
     def standing(party: Party, by: Signer, member: int, confirmed: int) -> None:
         peer = party._signers[member].peer

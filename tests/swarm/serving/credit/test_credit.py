@@ -14,12 +14,13 @@ import pytest
 from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.ledger.served import ServingLedger, credit
 from dedloc_kit.serving.receipts import Claim, Receipt
-from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.serving.credit import crediting, receipts
 from dedloc_kit.swarm.serving.credit.crediting import Accounts, CreditService, claim
 from dedloc_kit.swarm.serving.credit.receipts import Given, Receipts
 from dedloc_kit.swarm.serving.credit.tally import Tally
+from tests.identities import an_identity
 from tests.swarm.local_network import LocalNetwork
 from tests.test_ledger_served import RUN, offer
 
@@ -29,7 +30,7 @@ SESSION = "51" * 8
 @pytest.fixture(scope="module")
 def signers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Signer]:
     folder = tmp_path_factory.mktemp("keys")
-    return {name: Signer(Identity(folder / name)) for name in ("organizer", "server", "client", "mallory")}
+    return {name: Signer(an_identity(folder / name)) for name in ("organizer", "server", "client", "mallory")}
 
 
 class Place:
