@@ -690,7 +690,7 @@ def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -
     expect(page).to_have_title(f"Rabi · {RUN.name}")
 
 
-@pytest.mark.soak
+@pytest.mark.real
 def test_hostile_names_are_only_text_and_keep_to_their_place(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/people")
     row = page.get_by_role("row").filter(has_text=MARKUP)
