@@ -26,6 +26,7 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -114,6 +115,7 @@ def _measured(run: RunConfig, volunteers: int, steps: int, folder: Path) -> Meas
                     prefix=network.run_in(number),
                     host=network.address(number),
                     microbatch=8,
+                    data=local_copies(run),
                 )
             )
             for number in range(1, volunteers + 1)

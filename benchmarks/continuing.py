@@ -77,7 +77,7 @@ def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:
                 parameter.grad = None
         optimizer.step()
         optimizer.zero_grad()
-        if (step + 1) % (steps // EVALUATIONS) == 0:
+        if (step + 1) % max(1, steps // EVALUATIONS) == 0:
             found.append(task.evaluate(model).metrics["bits per byte"])
     return found
 

@@ -405,7 +405,7 @@ def _config(steps: int) -> RunConfig:
             "global_batch": 1280,
             "task": {"name": "albert"},
             "data": {"train": [{"dataset": "owner/name"}]},
-            "optimizer": {"total_steps": 2 * steps, "warmup_steps": 10},
+            "optimizer": {"total_steps": 2 * steps, "warmup_steps": 0},
         }
     )
 

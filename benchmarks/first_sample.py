@@ -22,6 +22,7 @@ from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.supervisor import Notice, Supervisor
 from dedloc_kit.worker import Worker
@@ -34,6 +35,7 @@ _PHASES = (
     "first step with my samples",
 )
 _DEADLINE = 180.0
+_SETTINGS = {"host": "127.0.0.1", "device": "cpu", "threads": 1}
 
 
 class _Timed(Session):
@@ -73,18 +75,21 @@ class _Late(Supervisor):
 def main() -> int:
     options = _parse()
     run = prepare_demo("albert-demo", home() / "demo" / "albert-demo")
+    copies = local_copies(run)
     folder = Path(tempfile.mkdtemp(prefix="dedloc-first-sample-"))
     results: dict[str, list[list[float]]] = {"overlapped": [], "one after the other": []}
     try:
         with Coordinator(run, _peer(folder / "coordinator"), host="127.0.0.1", port=0, on_event=_ignore) as coordinator:
             coordinator.invitation()
             url = coordinator.dashboard.url
-            other = Session(url, folder=folder / "other", settings=_settings("other"))
+            other = Session(url, folder=folder / "other", settings={**_SETTINGS, "name": "other", "data": copies})
             try:
                 _wait_for_a_step(coordinator)
                 for turn in range(options.repetitions):
                     for name in results:
-                        results[name].append(_measure(url, folder / f"{name} {turn}", late=name != "overlapped"))
+                        results[name].append(
+                            _measure(url, folder / f"{name} {turn}", copies, late=name != "overlapped")
+                        )
             finally:
                 other.leave()
                 other.ended.wait(60.0)
@@ -96,12 +101,12 @@ def main() -> int:
     return 0
 
 
-def _measure(url: str, folder: Path, *, late: bool) -> list[float]:
+def _measure(url: str, folder: Path, copies: dict[str, Path], *, late: bool) -> list[float]:
     """Seconds from the cell to each mark."""
     from dedloc_kit.session import session as module
 
     module.Supervisor = _Late if late else Supervisor  # type: ignore[attr-defined]
-    session = _Timed(url, folder, _settings("newcomer"))
+    session = _Timed(url, folder, {**_SETTINGS, "name": "newcomer", "data": copies})
     try:
         return [
             session.when(lambda notice: isinstance(notice, State) and notice.text == "connecting"),
@@ -124,10 +129,6 @@ def _peer(folder: Path) -> CoordinatorConfig:
     return CoordinatorConfig(
         folder=folder, name="coordinator", host="127.0.0.1", devices="cpu", threads=1, evaluate_every=1000
     )
-
-
-def _settings(name: str) -> dict[str, Any]:
-    return {"name": name, "host": "127.0.0.1", "device": "cpu", "threads": 1}
 
 
 def _wait_for_a_step(coordinator: Coordinator) -> None:

@@ -29,6 +29,7 @@ from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.places import local_copies
 from dedloc_kit.session.session import Session
 
 CHECKOUT = Path(__file__).parents[1]
@@ -190,7 +191,7 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
         coordinator.invitation()
         sessions = []
         for seen in outcome.volunteers:
-            settings = {**usual, "name": seen.name, "microbatch": 4}
+            settings = {**usual, "name": seen.name, "microbatch": 4, "data": local_copies(run)}
             session = Session(coordinator.dashboard.url, folder=folder / seen.name, settings=settings)
             stack.callback(session.leave)
             sessions.append(session)

@@ -24,6 +24,7 @@ from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, predic
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.places import local_copies
 
 _ROW = "{:12}{:>14}{:>9}{:>12}{:>12}{:>8}   {}"
 _WARM_UP_STEPS = 3
@@ -97,7 +98,8 @@ def _measured(run: RunConfig, volunteers: int, steps: int, folder: Path) -> floa
     last = _WARM_UP_STEPS + steps
     with start_coordinator(run, folder, evaluate_every=1000) as coordinator:
         invitation = Invitation.of(run, tuple(coordinator.wait_for("joined")["addresses"]))
-        peers = [start_volunteer(invitation, folder, f"volunteer-{number}") for number in range(volunteers)]
+        names = [f"volunteer-{number}" for number in range(volunteers)]
+        peers = [start_volunteer(invitation, folder, name, data=local_copies(run)) for name in names]
         try:
             for peer in peers:
                 peer.wait_for("joined")
