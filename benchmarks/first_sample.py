@@ -8,6 +8,7 @@ is known what it has to do: what the overlap of imports and preparation saves.
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -74,9 +75,10 @@ class _Late(Supervisor):
 
 def main() -> int:
     options = _parse()
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-first-sample-"))
+    os.environ["DEDLOC_HOME"] = str(folder / "home")  # another one knows who led this run before
     run = prepare_demo("albert-demo", home() / "demo" / "albert-demo")
     copies = local_copies(run)
-    folder = Path(tempfile.mkdtemp(prefix="dedloc-first-sample-"))
     results: dict[str, list[list[float]]] = {"overlapped": [], "one after the other": []}
     try:
         with Coordinator(run, _peer(folder / "coordinator"), host="127.0.0.1", port=0, on_event=_ignore) as coordinator:
@@ -84,7 +86,7 @@ def main() -> int:
             url = coordinator.dashboard.url
             other = Session(url, folder=folder / "other", settings={**_SETTINGS, "name": "other", "data": copies})
             try:
-                _wait_for_a_step(coordinator)
+                _wait_for_a_step(coordinator, other)
                 for turn in range(options.repetitions):
                     for name in results:
                         results[name].append(
@@ -131,13 +133,13 @@ def _peer(folder: Path) -> CoordinatorConfig:
     )
 
 
-def _wait_for_a_step(coordinator: Coordinator) -> None:
+def _wait_for_a_step(coordinator: Coordinator, other: Session) -> None:
     from dedloc_kit.client import fetch_state
 
     end = time.monotonic() + _DEADLINE
     while not fetch_state(coordinator.dashboard.url).step:
-        if time.monotonic() > end:
-            raise SystemExit("the other volunteer did not train")
+        if time.monotonic() > end or other.ended.is_set():
+            raise SystemExit(f"the other volunteer did not train: {other.snapshot()}")
         time.sleep(0.5)
 
 
