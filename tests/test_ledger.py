@@ -322,7 +322,7 @@ def start_writer(path: Path, until: int) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.soak
+@pytest.mark.real
 def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(path: Path) -> None:
     seen = 0
     for life in range(3):
