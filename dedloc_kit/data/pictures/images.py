@@ -6,9 +6,11 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from threading import Condition
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from dedloc_kit.data.sources.shards import Shard, Warn, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Pixels = NDArray[np.uint8]
 Label: TypeAlias = int | str | None
 """A picture's class, where that is known and wanted."""
@@ -27,7 +32,16 @@ Labelled: TypeAlias = tuple[Pixels, Label]
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What is decoded; Pillow knows others that start programs (PostScript) or that nobody fuzzes."""
 MAX_PIXELS = 64_000_000
-"""Of a picture when it is decoded, some 200 MB: a small file can hold a very large one."""
+"""Of a picture when it is decoded: a small file can hold a very large one."""
+MAX_SIDE = 65_535
+"""Pixels along a side: decoders hold whole rows."""
+MEMORY = 2**29
+"""Bytes that all pictures together take that are decoded at a time, in all threads."""
+_BYTES_PER_PIXEL, _RGB_BYTES_PER_PIXEL, _WEBP_BYTES_PER_PIXEL = 8, 4, 20
+"""Measured: of any kind of picture, of one that needs no change of colours, and of a WebP."""
+_STRIP_PIXELS = 2**18
+_BLOCK = 2**26
+"""Bytes of a picture that are taken as one: of smaller blocks, glibc keeps for each thread what it took last."""
 MAX_IN_A_ROW = 2048
 """So many pictures that cannot be decoded, before any that can, are no accident."""
 _LOOKED_AT = 32
@@ -96,7 +110,7 @@ def sides(data: bytes) -> tuple[int, int] | None:
     """A picture's width and height, without decoding it; none if they cannot be told."""
     from PIL import Image
 
-    _without_warnings()
+    _prepare_pillow()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             return picture.size
@@ -105,42 +119,109 @@ def sides(data: bytes) -> tuple[int, int] | None:
 
 
 @cache
-def _without_warnings() -> None:
-    """Pillow warns of pictures that `decode` refuses, in several lines."""
-    from PIL import Image
+def _prepare_pillow() -> None:
+    """No warnings of pictures that `decode` refuses, and memory as `decode` counts it."""
+    from PIL import Image, PngImagePlugin
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    PngImagePlugin.MAX_TEXT_MEMORY = PngImagePlugin.MAX_TEXT_CHUNK  # text is unpacked before the size is known
+    Image.core.set_block_size(_BLOCK)  # type: ignore[attr-defined]
+
+
+class _Memory:
+    """Bytes that threads reserve before they take them; a thread waits until enough of them are free."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._changed = Condition()
+
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+_memory = _Memory(MEMORY)
 
 
 def decode(data: bytes, size: int, *, on_white: bool = False) -> Pixels:
     """The middle square of a picture, resized: [size, size, 3].
 
     Any kind of picture becomes red, green and blue, a small one is enlarged, and of a moving one the first is taken.
-    Raises ValueError if the file is broken, truncated, no picture at all or too large.
+    All threads together take `MEMORY`; a thread waits for its part. Raises ValueError if the file is broken,
+    truncated, no picture at all or too large.
 
     :param on_white: transparent places are white; otherwise they have the colours that the file hides in them
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    _without_warnings()
+    _prepare_pillow()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size
-            if picture.width * picture.height > MAX_PIXELS:
-                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
-            if picture.mode.startswith("I"):  # 16 bits of gray, of which Pillow would make white
-                gray = Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-                return np.asarray(ImageOps.fit(gray.convert("RGB"), (size, size), Image.Resampling.BILINEAR))
-            # A palette's transparency has to become a channel before it can be dropped.
-            colours = picture.convert("RGBA") if picture.has_transparency_data else picture
-            if on_white and colours.mode == "RGBA":
-                colours = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
-            fitted = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-        return np.asarray(fitted)
+            width, height = picture.size
+            needed = _needed(picture, size)
+            if picture.width * picture.height > MAX_PIXELS or max(picture.size) > MAX_SIDE or needed > MEMORY:
+                raise ValueError(f"{width} x {height} pixels are too many")
+            with _memory.reserved(needed):
+                colours = _in_colours(picture, on_white)
+                return np.asarray(ImageOps.fit(colours, (size, size), Image.Resampling.BILINEAR))
     except UnidentifiedImageError:
         raise ValueError(f"holds no picture that can be decoded (none of {', '.join(FORMATS)})") from None
     except Exception as error:  # whatever a broken file makes its decoder raise
         raise ValueError(f"holds no picture that can be decoded ({one_line(error)})") from None
+
+
+def _needed(picture: "Image.Image", size: int) -> int:
+    """Bytes that decoding takes at most; a JPEG is set to be read at a fraction of its size if that is enough."""
+    coefficients = 0
+    if layers := getattr(picture, "layer", None):  # a JPEG's; its decoder may hold those of the whole picture
+        across, down = max(layer[1] for layer in layers), max(layer[2] for layer in layers)
+        of_all = sum(layer[1] * layer[2] for layer in layers)
+        coefficients = 2 * picture.width * picture.height * of_all // max(across * down, 1)
+    picture.draft("RGB", (size, size))
+    if picture.format == "WEBP":
+        bytes_per_pixel = _WEBP_BYTES_PER_PIXEL
+    else:
+        bytes_per_pixel = _RGB_BYTES_PER_PIXEL if _is_plain(picture) else _BYTES_PER_PIXEL
+    return coefficients + picture.width * picture.height * bytes_per_pixel
+
+
+def _is_plain(picture: "Image.Image") -> bool:
+    return picture.mode == "RGB" and not picture.has_transparency_data
+
+
+def _in_colours(picture: "Image.Image", on_white: bool) -> "Image.Image":
+    """Red, green and blue of a picture, strip by strip, as each form in between takes memory as well."""
+    from PIL import Image
+
+    if _is_plain(picture):
+        picture.load()
+        return picture
+    colours = Image.new("RGB", picture.size)
+    rows = max(1, _STRIP_PIXELS // picture.width)
+    for top in range(0, picture.height, rows):
+        strip = picture.crop((0, top, picture.width, min(top + rows, picture.height)))
+        colours.paste(_strip_in_colours(strip, on_white), (0, top))
+    return colours
+
+
+def _strip_in_colours(strip: "Image.Image", on_white: bool) -> "Image.Image":
+    from PIL import Image
+
+    if strip.mode.startswith("I"):  # 16 bits of gray, of which Pillow would make white
+        return Image.fromarray((np.asarray(strip).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    # A palette's transparency has to become a channel before it can be dropped.
+    colours = strip.convert("RGBA") if strip.has_transparency_data else strip
+    if on_white and colours.mode == "RGBA":
+        colours = Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+    return colours.convert("RGB")
 
 
 def decoded(items: Iterator[Encoded], size: int) -> Iterator[Labelled]:

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import zlib
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from dedloc_kit.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.data.sources.losses import Loss
@@ -83,6 +85,47 @@ def test_a_picture_of_many_pixels_is_refused_before_it_is_decoded(size: int) -> 
     claim = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     with pytest.raises(ValueError, match=r"9000 x 9000 pixels are too many|DecompressionBombError"):
         decode(claim + struct.pack(">I", 0) + b"IDAT", 8)
+
+
+def test_a_jpeg_whose_coefficients_take_too_much_is_refused_though_it_would_be_read_at_an_eighth() -> None:
+    data = bytearray(encoded(RED, "JPEG", progressive=True, subsampling=0))
+    at = data.index(b"\xff\xc2") + 5  # where the frame says its height and width
+    data[at : at + 4] = struct.pack(">HH", 12_000, 12_000)
+    with pytest.raises(ValueError, match="12000 x 12000 pixels are too many"):
+        decode(bytes(data), 8)
+
+
+def test_a_picture_is_refused_whose_text_takes_many_times_its_file() -> None:
+    texts = PngImagePlugin.PngInfo()
+    for number in range(2):
+        texts.add_text(f"text {number}", "x" * 900_000, zip=True)
+    data = encoded(RED, "PNG", pnginfo=texts)
+    assert len(data) < 5_000
+    with pytest.raises(ValueError, match="Too much memory"):
+        decode(data, 8)
+
+
+LARGE = """
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from PIL import Image, PngImagePlugin
+from dedloc_kit.data.pictures.images import decode
+
+file = io.BytesIO()
+Image.new("L", (8000, 8000)).save(file, "PNG", compress_level=1)
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(lambda _: decode(file.getvalue(), 8), range(2)))
+(most,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(int(most.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.child
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process can tell the most memory that it had")
+def test_large_pictures_are_decoded_one_after_the_other_whatever_the_threads() -> None:
+    said = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True).stdout
+    assert int(said) < 550, "MiB; one alone takes some 400 with Python, two at a time 720"
 
 
 BROKEN = {
