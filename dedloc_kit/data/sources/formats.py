@@ -4,7 +4,6 @@
 that differs changes the values of the others, or takes them along. So the usual kinds are read here.
 """
 
-import csv
 import io
 import json
 import re
@@ -16,12 +15,14 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from dedloc_kit.data.sources.tables import MAX_ROW, TOO_LONG, Table
 from dedloc_kit.errors import UserError
 
 MAX_TEXT = 1_000_000
 """Characters of a document of a text file; a longer one is cut, so that a file without blank lines fits the memory."""
 
 _ROWS_AT_ONCE = 500
+_CHUNK = 2**20
 _HEAD = 4096
 _ZEROS = 0.2
 """The share of zero bytes from which on a file is no UTF-8: in UTF-16 every other byte of English is one."""
@@ -51,7 +52,7 @@ def json_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
     """The objects of JSON lines, or of one array."""
     lines = io.BufferedReader(file)
     start = _head(lines).lstrip()
-    objects = _array(lines) if start.startswith(b"[") else map(_object, lines)
+    objects = _array(lines) if start.startswith(b"[") else map(_object, _json_lines(lines))
     # A number for each line, so that it can be found; blank ones are no rows.
     for number, value in enumerate(objects, start=1):
         if isinstance(value, dict):
@@ -61,8 +62,21 @@ def json_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
             yield BadRow(number, reason)
 
 
-def _object(line: bytes) -> Any:
+def _json_lines(lines: Any) -> Iterator[bytes | None]:
+    """The lines of a file; none for one that is longer than `MAX_ROW`."""
+    while line := lines.readline(MAX_ROW + 1):
+        if len(line) <= MAX_ROW:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = lines.readline(MAX_ROW)
+        yield None
+
+
+def _object(line: bytes | None) -> Any:
     """The object that a line of JSON holds, a list around what is none, or in words what is wrong with the line."""
+    if line is None:
+        return TOO_LONG
     if not line.strip():
         return None
     try:
@@ -73,17 +87,33 @@ def _object(line: bytes) -> Any:
 
 
 def _array(file: Any) -> Iterator[Any]:
-    text = file.read().decode("utf-8", "surrogateescape")
+    """The entries of an array, as `_object` gives them; raises Unusable where it breaks."""
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     decoder = json.JSONDecoder()
-    at = _after_space(text, text.index("[") + 1)
-    while at < len(text) and text[at] != "]":
-        try:
-            found, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            yield "is no whole JSON object, and what follows it cannot be read"
+    read = text.read(_CHUNK)
+    at = read.index("[") + 1
+    number = 0
+    while True:
+        at = _after_space(read, at)
+        if read.startswith("]", at):
             return
+        try:
+            found, end = decoder.raw_decode(read, at)
+        except (ValueError, RecursionError):
+            found, end = None, 0
+        length = len(read) - at
+        # It may go on, also as a number of which no more than "1e+" is read.
+        if not 0 < end <= len(read) - len("e+0") and length <= MAX_ROW and (more := text.read(max(_CHUNK, length))):
+            read, at = read[at:] + more, 0
+            continue
+        number += 1
+        if not end:
+            raise Unusable(
+                f"is a JSON array whose entry {number} is no whole JSON object of at most {MAX_ROW // 2**20} MiB, and "
+                "what follows it cannot be read; mend it, or write one object a line, as .jsonl"
+            )
         yield found if isinstance(found, dict) else [found]
-        at = _after_space(text, at)
+        at = end
 
 
 def _after_space(text: str, at: int) -> int:
@@ -92,27 +122,21 @@ def _after_space(text: str, at: int) -> int:
 
 
 def csv_rows(file: Any, columns: tuple[str, ...], delimiter: str) -> Iterator[Row]:
-    """The lines of a table whose first line names the columns. Every value is a string."""
+    """The rows of a table whose first line names the columns. Every value is a string, a bad row's number a line's."""
     buffered = io.BufferedReader(file)
     _head(buffered)
-    csv.field_size_limit(2**31 - 1)  # of the whole process; the default is less than a long document has
-    text = io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape", newline="")
-    lines = csv.reader(text, delimiter=delimiter, strict=True)
-    names = next(lines, [])
-    number = 0
-    while True:
-        number += 1
-        try:
-            values = next(lines, None)
-        except csv.Error as error:
-            yield BadRow(number, f"is no row of a table ({error})")
-            continue
-        if values is None:
-            return
-        if len(values) == len(names):
-            yield _with_columns(dict(zip(names, values, strict=True)), columns, number)
+    table = Table(io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape", newline=""), delimiter)
+    names = table.row()
+    if isinstance(names, str):
+        raise Unusable(f"has a first line that names no columns, for it {names}")
+    names = names or []
+    while (values := table.row(len(names))) is not None:
+        if isinstance(values, str):
+            yield BadRow(table.line, values)
+        elif len(values) == len(names):
+            yield _with_columns(dict(zip(names, values, strict=True)), columns, table.line)
         elif values:
-            yield BadRow(number, f"has {len(values)} fields where the first line names {len(names)}")
+            yield BadRow(table.line, f"has {len(values)} fields where the first line names {len(names)}")
 
 
 def text_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from itertools import islice
@@ -14,9 +15,11 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.data.sources import formats
+from dedloc_kit.data.sources.formats import json_rows
 from dedloc_kit.data.sources.losses import HOPELESS, Loss
 from dedloc_kit.data.sources.shards import find_splits, strays
 from dedloc_kit.data.sources.stream import documents, in_order, texts
+from dedloc_kit.data.sources.tables import MAX_ROW
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 from tests.data.texts import BENGALI, lines
@@ -114,7 +117,7 @@ def test_an_array_of_objects_is_read_to_where_it_breaks(tmp_path: Path) -> None:
     found, told = stream(path, 299)
     assert found == BENGALI[:-1]
     assert told == []  # the next pass begins only with the next document
-    assert len(stream(path, 300)[1]) == 1
+    assert [(each.unreadable, each.rows) for each in stream(path, 300)[1]] == [(1, 0)]
 
 
 def test_a_blank_line_ends_a_document_of_a_text_file(tmp_path: Path) -> None:
@@ -132,19 +135,100 @@ def test_a_text_file_without_blank_lines_is_cut_so_that_it_fits_the_memory(
     assert read(path) == ["1234567\n1234567", "123\nxxxxxxxxxx", "xxxxxxxxxx", "xxxxx"]
 
 
+VALUES = ["007", "NA", "1e5", 'a "quoted" one', "x" * 200_000, "null"]
+QUOTED = 'between quotes,\twith "some" and\ntwo lines'
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 def test_a_table_is_read_as_it_stands_without_guessing_types(tmp_path: Path, kind: str) -> None:
-    values = ["007", "NA", "1e5", 'a "quoted" one,\twith\ntwo lines', "x" * 200_000, "null"]
+    values = [*VALUES, QUOTED] if kind == "csv" else VALUES
     path = tmp_path / f"table.{kind}"
     with path.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file, delimiter="," if kind == "csv" else "\t")
-        writer.writerows([["id", "text"], *([number, value] for number, value in enumerate(values))])
+        if kind == "csv":
+            csv.writer(file).writerows([["id", "text"], *([number, value] for number, value in enumerate(values))])
+        else:
+            file.write("".join(f"{number}\t{value}\r\n" for number, value in [("id", "text"), *enumerate(values)]))
     assert read(path) == values
     with path.open("a", newline="") as file:
         file.write("only one field\n")
-    found, told = stream(path, 7)
+    found, told = stream(path, len(values) + 1)
     assert found == [*values, values[0]]
-    assert told[0].startswith(f"row 7 of {path} is left out: it has 1 fields where the first line names 2")
+    line = 10 if kind == "csv" else 8
+    assert told[0].startswith(f"row {line} of {path} is left out: it has 1 fields where the first line names 2")
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize("lone", ['"so she said', '"so" she said', '"', '"so ""she"" said'])
+def test_a_quote_that_never_ends_is_text_and_costs_no_other_row(tmp_path: Path, kind: str, lone: str) -> None:
+    values = [f"sentence {number}" for number in range(100)]
+    values[11] = values[40] = lone
+    path = tmp_path / f"table.{kind}"
+    between = "," if kind == "csv" else "\t"
+    path.write_text("".join(f"{number}{between}{value}\n" for number, value in [("id", "text"), *enumerate(values)]))
+    assert read(path) == values
+
+
+def test_rows_are_lost_one_by_one_where_a_quote_never_ends_and_no_fields_fit(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('id,text\n1,first\n2,"never,ends\n3,one,two\n4,"between\nquotes"\n5,"at the end\n')
+    told: list[str] = []
+    assert read(path, told.append) == ["first", "between\nquotes"]
+    (first,) = told
+    assert first.startswith(f"row 3 of {path} is left out: it has a quote that does not end")
+    assert isinstance(first, Loss)
+    assert first.losses.bad_rows == 3, "lines of the file"
+
+
+def test_not_each_quote_that_never_ends_takes_the_time_of_all_that_follows(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("id,text\n" + 'y",z,"w\n' * 10_000 + "1,last\n")  # each line ends between quotes
+    assert read(path, lambda _: None) == ["last"]
+
+
+LONG = b"x" * (MAX_ROW + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl.gz", b'{"text": "' + LONG + b'"}\n{"text": "last"}\n'),
+        ("a.csv.gz", b'id,text\n1,"' + LONG + b'"\n2,last\n'),
+        ("a.tsv.gz", b"id\ttext\n1\t" + LONG + b"\n2\tlast\n"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_row_of_many_times_its_file_is_left_out(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(content, 1))
+    told: list[str] = []
+    assert read(tmp_path / name, told.append) == ["last"]
+    assert "is left out: it is longer than 16 MiB" in told[0]
+
+
+def test_a_field_of_many_lines_is_held_up_to_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b'id,text\n1,"' + (b"x" * 1000 + b"\n") * 18_000 + b'"\n2,last\n', 1))
+    told: list[str] = []
+    assert read(path, told.append) == ["last"]
+    assert "row 2 of" in told[0]
+    assert "has a quote that does not end" in told[0]
+
+
+def test_an_array_is_read_entry_by_entry() -> None:
+    file = io.BytesIO(b"[" + b'{"text": "one"}, ' * 150_000 + b'{"text": "last"}]')
+    rows = json_rows(file, ("text",))
+    assert next(rows) == {"text": "one"}
+    assert file.tell() < 2**21
+    assert [row for row in rows if row != {"text": "one"}] == [{"text": "last"}]
+
+
+def test_an_entry_of_an_array_that_is_too_long_or_never_ends_costs_what_follows(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(b'[{"text": "first"}, {"text": "' + LONG * 3 + b'"}, {"text": "last"}]', 1))
+    found, told = stream(path, 2)
+    assert found == ["first"] * 2
+    assert "after 1 usable rows" in told[0]
+    assert "a JSON array whose entry 2 is no whole JSON object of at most 16 MiB" in told[0]
+    assert (told[0].unreadable, told[0].rows) == (1, 0), "as a file, for nobody knows how many rows it had"
 
 
 def packed_zstd(data: bytes) -> bytes:
