@@ -1483,9 +1483,9 @@ MUTATIONS = (
     ),
     Mutation(
         "what a driver that is gone has sent fills the batch",
-        "swarm/pipeline/member.py",
-        "if driver not in begun)",
-        "if False)",
+        "swarm/pipeline/computing.py",
+        "if each in drivers else added for",
+        "if True else added for",
         "tests/swarm/pipeline/test_member.py -k does_not_fill",
     ),
     Mutation(
@@ -1498,7 +1498,7 @@ MUTATIONS = (
     Mutation(
         "what was sent before a peer stood still is added",
         "swarm/pipeline/computing.py",
-        'if call.session not in ("", self.session):',
+        'if call.session not in ("", self.session_of(driver)):',
         "if False:",
         "tests/swarm/pipeline/test_computing.py",
     ),
@@ -1547,7 +1547,7 @@ MUTATIONS = (
     Mutation(
         "what a stage peer had counts twice where it was taken for gone and was not",
         "swarm/pipeline/service.py",
-        "        await self._begin_anew(peer, told.gone)\n",
+        "        await self._leave_out(peer, told.gone)\n",
         "",
         "tests/swarm/pipeline/test_driver.py -k was_taken_for_gone",
     ),
@@ -1573,11 +1573,11 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k others_compute",
     ),
     Mutation(
-        "a driver has a stage peer begin anew as often as it likes",
+        "a driver takes a stage peer for gone as often as it likes",
         "swarm/pipeline/service.py",
         "        self._anew[peer] = now\n",
         "",
-        "tests/swarm/hostile/test_pipeline.py -k begin_anew",
+        "tests/swarm/hostile/test_pipeline.py -k once_in_a_while",
     ),
     Mutation(
         "a batch is full while a driver begins more for it",
@@ -1589,16 +1589,16 @@ MUTATIONS = (
     Mutation(
         "a driver claims to have begun any number of samples",
         "swarm/pipeline/begun.py",
-        "if begun.samples <= self._most and",
-        "if",
+        "if begun.samples <= self._most}",
+        "if True}",
         "tests/swarm/hostile/test_pipeline.py -k claims_more",
     ),
     Mutation(
-        "a driver that says nothing new is waited for for ever",
+        "a driver that changes its claim is waited for for ever",
         "swarm/pipeline/begun.py",
-        "and now < self._since[driver][1] + PATIENCE",
-        "and True",
-        "tests/swarm/pipeline/test_begun.py -k for_long",
+        'for state in ("full", "closed") if',
+        "for state in () if",
+        "tests/swarm/pipeline/test_begun.py -k no_longer",
     ),
     Mutation(
         "a driver that is gone is waited for as long as its record lives",
@@ -6263,7 +6263,7 @@ MUTATIONS = (
     Mutation(
         "a driver that has stood still fills a batch that seems empty to it",
         "swarm/pipeline/driver.py",
-        "and time.monotonic() >= self._rests_until",
+        "and self._clock() >= self._rests_until",
         "",
         "tests/swarm/pipeline/test_driver.py -k rests",
     ),

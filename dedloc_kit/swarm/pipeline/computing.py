@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,8 @@ WEIGHT = 0.1
 SCALE, GROWTH = 2.0**16, 2000
 """By which a gradient is multiplied first where float16 would lose a small one, and after how many backward calls
 without an overflow twice as much is tried (Micikevicius et al. 2017, section 3.2)."""
+MAX_SESSIONS = 1024
+"""Drivers that may have a session of their own; the first one goes back to that of all."""
 
 
 class Gradients(Protocol):
@@ -71,11 +74,11 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session`,
-    `check` and `samples` is for the thread that trains.
+    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session_of`,
+    `check`, `samples` and `beside` is for the thread that trains.
 
     :param most: samples that a driver may have added in one step
-    :ivar session: see `Held`
+    :ivar session: see `Held`; of all drivers that have not taken this peer for gone in it
     :ivar served: samples that were added, in this session
     """
 
@@ -87,6 +90,8 @@ class StageComputer:
         self._step = -1
         self._added: set[tuple[str, int]] = set()
         self._samples: Counter[str] = Counter()  # of `_step`, by driver
+        self._elsewhere: Counter[str] = Counter()  # of these, those that their driver has had computed elsewhere
+        self._sessions: dict[str, str] = {}  # of drivers that have one of their own
         self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
         self._device = next(model.parameters()).device
         self._half = half_precision(self._device)
@@ -106,35 +111,60 @@ class StageComputer:
         """That were added for the next step, by driver."""
         return dict.copy(self._samples) if self._step == self.step else {}
 
+    def beside(self, drivers: Container[str]) -> int:
+        """How many of these samples are no part of the batch: those of other drivers than these, which are gone, and
+        those that their driver has had computed elsewhere."""
+        samples, elsewhere = self.samples, dict.copy(self._elsewhere)
+        return sum(elsewhere.get(each, 0) if each in drivers else added for each, added in samples.items())
+
+    def session_of(self, driver: str) -> str:
+        """In which this driver's calls are taken, see `Held`."""
+        return self._sessions.get(driver, self.session)
+
     @property
     def microbatches_per_second(self) -> float:
         """Forward and backward; 0 before both are measured."""
         known = sum(self._seconds.values())
         return 1 / known if len(self._seconds) == 2 and known else 0.0
 
-    def check(self, call: Call) -> None:
+    def check(self, driver: str, call: Call) -> None:
         """Raises Refusal for a call of another step or session."""
         if call.step != self.step:
             raise Refusal("stale", f"of step {call.step}; held is {self.step}", self.step)
-        if call.session not in ("", self.session):
+        if call.session not in ("", self.session_of(driver)):
             raise Refusal("stale", "for what was begun before this peer stood still", self.step)
 
     def begin_anew(self) -> None:
         """Drop what was added for the next step, and say so by another session: whoever sent it may have taken this
         peer for gone, and have had it computed elsewhere. What is on its way to a round stays."""
         if self._gradients.forget():
-            self._added.clear()
-            self._samples.clear()
+            self._forget()
             self.session = secrets.token_hex(8)
+            self._sessions.clear()
+
+    def leave_out(self, driver: str) -> None:
+        """This driver has taken this peer for gone, and has had computed elsewhere what it had sent.
+
+        That is no part of the batch any more, and of its calls in the session until now none is taken. A sum cannot be
+        taken apart, though: it is dropped once all say so that have added to it, for no driver has a say in what others
+        have sent. Until then what this one had counts twice, as if it had sent it to two peers.
+        """
+        samples = self.samples
+        if driver in samples:
+            self._elsewhere[driver] = samples[driver]
+        self._sessions[driver] = secrets.token_hex(8)
+        if len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        if samples and all(self._elsewhere[each] >= added for each, added in samples.items()):
+            self.begin_anew()
 
     def compute(self, given: Given) -> Computed:
         """Raises Refusal."""
-        self.check(given.call)
+        self.check(given.driver, given.call)
         began = time.perf_counter()
         if self._step != given.call.step:
             self._step = given.call.step
-            self._added.clear()
-            self._samples.clear()
+            self._forget()
         compute = self._forward if given.call.what == "forward" else self._backward
         output, loss = compute(given)
         if output is not None:
@@ -216,6 +246,11 @@ class StageComputer:
         self._added.add(_microbatch(given))
         self._samples[given.driver] += given.call.samples
         self.served += given.call.samples
+
+    def _forget(self) -> None:
+        self._added.clear()
+        self._samples.clear()
+        self._elsewhere.clear()
 
     def _through(self, given: Given, hidden: Tensor | None, batch: Batch) -> Tensor:
         on_device: Any = {name: self._on_device(values) for name, values in batch.items()}

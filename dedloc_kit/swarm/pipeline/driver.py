@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.incidents import Rejections
-from dedloc_kit.swarm.pipeline.begun import begun_for
+from dedloc_kit.swarm.pipeline.begun import Patience, begun_for
 from dedloc_kit.swarm.pipeline.checking import Checks
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import MEMORY_BYTES, Backward, Kept
@@ -70,6 +70,7 @@ class Driver:
     :param told: what all drivers have begun (`Drivers.told`)
     :param gone: told of a peer whose connection has broken, or that has fallen silent
     :param done: told the loss of a microbatch through all stages, and its samples
+    :param clock: monotonic seconds
     :ivar driven: samples through all stages, in this session
     :ivar partly: samples that have counted in some stages only
     :ivar again: calls that were made again since a peer was gone
@@ -85,6 +86,7 @@ class Driver:
         told: Callable[[], Mapping[str, Begun]],
         gone: Callable[[str], None],
         done: Callable[[float, int], None] = lambda loss, samples: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stages, self._settings = stages, settings
         self._told, self._gone, self._done = told, gone, done
@@ -102,6 +104,7 @@ class Driver:
         self._again: deque[Batch] = deque()
         self._stopped = False
         self._step_since = self._rests_until = 0.0
+        self._clock, self._patience = clock, Patience(clock)
 
     # What others see
 
@@ -157,7 +160,7 @@ class Driver:
 
     def rest(self, seconds: float) -> None:
         """Begin none for so long: what is known of other drivers is of before."""
-        self._rests_until = time.monotonic() + seconds
+        self._rests_until = self._clock() + seconds
 
     @property
     def idle(self) -> bool:
@@ -202,14 +205,14 @@ class Driver:
 
     def _may_begin(self) -> bool:
         self._account()
-        free = self.in_flight < self._settings.in_flight and time.monotonic() >= self._rests_until
+        free = self.in_flight < self._settings.in_flight and self._clock() >= self._rests_until
         return self._peers.ready and not self.begun.final and free and self._turn() and self._kept.fits
 
     def _turn(self) -> bool:
         """All begin a step at the same moment: each its share, then who is quick the rest, once all have been heard."""
         drivers = len({*self._told(), self._settings.me})
         mine = self.begun.samples * drivers < self._settings.global_batch
-        return mine or time.monotonic() > self._step_since + HEARD_SECONDS
+        return mine or self._clock() > self._step_since + HEARD_SECONDS
 
     def _account(self) -> None:
         """Say what is final, for the step that all stages hold now."""
@@ -218,12 +221,14 @@ class Driver:
             self.begun = self.begun.model_copy(update={"final": True})
             return
         if step != self.begun.step:
-            self._step_since = time.monotonic()
+            self._step_since = self._clock()
         samples = self.begun.samples if self.begun.step == step else 0
         others = [begun for driver, begun in self._told().items() if driver != self._settings.me]
         full = samples + begun_for(others, step) >= self._settings.global_batch
         # A driver that has left counts no more; but a stage that has taken the step has had all of the batch.
         over = not self._peers.ready
+        if self._patience.ended(step, full=full and not over):
+            full = samples >= self._settings.global_batch  # others may claim what they never send
         self.begun = Begun(step=step, samples=samples, final=full or over or self._stopped)
 
     def _begin(self, batch: Batch) -> None:

@@ -23,7 +23,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
-from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
+from dedloc_kit.swarm.pipeline.begun import Batches, Drivers
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.protocol import Batch, Cut
@@ -103,6 +103,7 @@ class PipelineMember:
         self.offers = Offers(STAGES, node, signer, known, self._said, self.twin)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
+        self._batches = Batches(run.global_batch)
         self._full = _Full(-1, math.inf, 0)
         self._looked = self._hears = 0.0
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
@@ -115,8 +116,9 @@ class PipelineMember:
         return full.wanted if known else math.inf
 
     def beside(self) -> int:
-        """How many of this peer's samples for the next step are of drivers that are gone. These are no part of what is
-        wanted: else a stage would be full of them before all has come that drivers have begun who live."""
+        """How many of this peer's samples for the next step are of drivers that are gone, or were computed elsewhere.
+        These are no part of what is wanted: else a stage would be full of them before all has come that drivers have
+        begun who live."""
         full = self._full
         return full.beside if self._held is not None and full.step == self._held.step else 0
 
@@ -257,8 +259,11 @@ class PipelineMember:
             if self._driver is not None:
                 begun[self._signer.peer] = self._driver.begun
             closed = self._driver is not None and self._driver.is_behind(step)
-            beside = sum(samples for driver, samples in held.samples.items() if driver not in begun)
-            self._full = _Full(step, wanted(begun.values(), step, self._run.global_batch, closed=closed), beside)
+            wanted = self._batches.wanted(begun.values(), step, ready=not self.problem, closed=closed)
+            if wanted is None:
+                self._full = _Full(step, 0 if closed else self._run.global_batch, 0)
+            else:
+                self._full = _Full(step, wanted, held.beside(begun))
             self._looked = looked
             await asyncio.sleep(LOOK_SECONDS)
 

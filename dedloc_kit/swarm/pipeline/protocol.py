@@ -113,7 +113,7 @@ class Told(Record):
     begun: Begun
     gone: Digest = ""
     """The session in which the driver has taken this stage peer for gone: what it had sent was computed elsewhere. A
-    stage peer that is still in it begins another one."""
+    stage peer that is still in it begins another one with this driver."""
 
 
 Reply = Answer | Refused

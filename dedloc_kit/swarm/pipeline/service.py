@@ -37,7 +37,7 @@ QUEUE_SECONDS = 0.02
 """For each follower: how seldom all are told that the queue has changed, and nothing else."""
 FOLLOWERS_AT_A_TIME = (2, 256)
 ANEW_SECONDS = 60.0
-"""In which a driver may have this peer begin anew once."""
+"""In which a driver may have taken this peer for gone once."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class StageService(Service):
             raise Refusal("stage", "it is not held here")
         if call.rows * call.length > self._limits.tokens:
             raise Refusal("shape", f"{call.rows} x {call.length} tokens where {self._limits.tokens} are agreed")
-        held.check(call)  # before it is taken; once more before it is computed
+        held.check(peer, call)  # before it is taken; once more before it is computed
         given = await Listening(stream, SILENT_SECONDS, SILENT_SECONDS).heard(self._given(peer, call, held, stream))
         priority = BACKWARD if call.what == "backward" and call.adds else FORWARD
         computed = await alive_until(stream, self.turns.run(priority, partial(_computed, held, given)))
@@ -170,10 +170,10 @@ class FollowingService(Service):
 
     async def _follow(self, peer: str, stream: Stream) -> None:
         told = await stream.receive_question(Told)
-        await self._begin_anew(peer, told.gone)
+        await self._leave_out(peer, told.gone)
         self._lines[peer] = stream
         self._drivers.heard(peer, told.begun)
-        ways = [asyncio.create_task(way) for way in (self._tell(stream), self._hear(peer, stream))]
+        ways = [asyncio.create_task(way) for way in (self._tell(peer, stream), self._hear(peer, stream))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -184,14 +184,15 @@ class FollowingService(Service):
                 del self._lines[peer]
                 self._drivers.broken(peer)
 
-    async def _tell(self, stream: Stream) -> None:
+    async def _tell(self, peer: str, stream: Stream) -> None:
         told, silent = None, 0.0
         while (held := self._stages.held) is not None:
             waiting = self._stages.waiting
             if told is not None and silent < QUEUE_SECONDS * len(self._lines):
                 waiting = told.waiting
             sketch = held.sketch
-            now = Held(stage=held.stage.number, step=held.step, session=held.session, sketch=sketch, waiting=waiting)
+            session = held.session_of(peer)
+            now = Held(stage=held.stage.number, step=held.step, session=session, sketch=sketch, waiting=waiting)
             if now != told or silent > ALIVE_SECONDS:
                 await stream.send(b"" if now == told else encode(now))
                 told, silent = now, 0.0
@@ -204,14 +205,14 @@ class FollowingService(Service):
             if self._lines.get(peer) is stream:
                 self._drivers.heard(peer, told.begun)
 
-    async def _begin_anew(self, peer: str, gone: str) -> None:
-        """If this driver has had computed elsewhere what it had sent here."""
+    async def _leave_out(self, peer: str, gone: str) -> None:
+        """What this driver has sent, if it has had that computed elsewhere."""
         held, now = self._stages.held, time.monotonic()
         self._anew = {driver: at for driver, at in self._anew.items() if now < at + ANEW_SECONDS}
-        if held is None or held.session != gone or peer in self._anew:
+        if held is None or held.session_of(peer) != gone or peer in self._anew:
             return
-        _log.warning("%s has taken this peer for gone; what it had of the step is computed again", peer)
-        await self._stages.turns.run(BACKWARD, held.begin_anew)
+        _log.warning("%s has taken this peer for gone; what it had sent of the step is computed elsewhere", peer)
+        await self._stages.turns.run(BACKWARD, partial(held.leave_out, peer))
         self._anew[peer] = now
 
 

@@ -1,6 +1,7 @@
 """Hostile drivers and stage peers: training goes on unharmed, and what they did is counted by its kind."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -14,6 +15,7 @@ from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline import service
+from dedloc_kit.swarm.pipeline.begun import Batches
 from dedloc_kit.swarm.pipeline.computing import Computed, Given
 from dedloc_kit.swarm.pipeline.driver import Driver
 from dedloc_kit.swarm.pipeline.protocol import (
@@ -330,22 +332,57 @@ def test_what_a_peer_had_counts_once_whose_answers_are_of_no_use(pipeline: Pipel
     assert len(lied) == 3
 
 
-def test_a_driver_has_a_stage_peer_begin_anew_once_in_a_while(pipeline: Pipeline) -> None:
-    """It says that it has taken the peer for gone."""
-    liar, peer = pipeline.network.endpoint("m"), pipeline.peers["1a"]
+async def take_for_gone(pipeline: Pipeline, name: str, session: str) -> str:
+    """Say so to 1a; returns in which session it is then."""
+    told = Told(begun=Begun(step=0, samples=0, final=True), gone=session)
+    async with pipeline.network.endpoint(name).open("1a", FollowingService, encode(told)) as stream:
+        return (await stream.receive_record(Held)).session
+
+
+def test_drivers_that_take_a_stage_peer_for_gone_drop_nothing_of_others(pipeline: Pipeline) -> None:
+    """Four keys dropped all sums every 15 seconds."""
+    peer = pipeline.peers["1a"]
+    session, driver = peer.session, train(pipeline)
+    assert (added := peer.sums.samples) > 0
+    for name in "mnop":
+        pipeline.endpoint(name)
+        assert pipeline.run(take_for_gone(pipeline, name, session)) not in ("", session)
+    assert (peer.session, peer.sums.samples) == (session, added)
+    assert close(pipeline.sums(), plain_sum(BATCHES))
+    assert not driver.again
+    pipeline.run(take_for_gone(pipeline, "d", session))
+    assert (peer.session != session, peer.sums.samples) == (True, 0), "all is its own"
+
+
+def test_a_driver_takes_a_stage_peer_for_gone_once_in_a_while(pipeline: Pipeline) -> None:
     pipeline.endpoint("m")
-    sessions = [peer.session]
-
-    async def lie() -> None:
-        told = Told(begun=Begun(step=0, samples=0, final=True), gone=peer.session)
-        async with liar.open("1a", FollowingService, encode(told)) as stream:
-            sessions.append((await stream.receive_record(Held)).session)
-
+    sessions = [pipeline.peers["1a"].session]
     for _ in range(3):
-        pipeline.run(lie())
-    assert sessions[1:] == 3 * [peer.session]
-    assert sessions[0] != peer.session
+        sessions.append(pipeline.run(take_for_gone(pipeline, "m", sessions[-1])))
+    assert sessions[0] != sessions[1] == sessions[2] == sessions[3]
     train(pipeline)
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_claims_that_change_again_and_again_hold_up_no_driver(pipeline: Pipeline, final: bool) -> None:
+    """A batch seemed to be full of them for ever."""
+    now = itertools.count(step=100.0)
+
+    def claims() -> dict[str, Begun]:
+        return {"m": Begun(step=0, samples=12 * ROWS + next(changing), final=final)}
+
+    changing = itertools.count()
+    driver = pipeline.drive("d", BATCHES, claims=claims, clock=lambda: next(now))
+    pipeline.until(lambda: driver.driven == 12 * ROWS)
+    assert close(pipeline.sums(), plain_sum(BATCHES))
+
+
+def test_a_claim_that_changes_again_and_again_holds_no_batch_longer_than_it_took_to_fill() -> None:
+    now, seconds, full = [0.0], 0, Begun(step=0, samples=10, final=True)
+    batches = Batches(10, lambda: now[0])
+    while batches.wanted([full, Begun(step=0, samples=seconds // 100, final=False)], 0) is not None:
+        now[0], seconds = now[0] + 1.0, seconds + 1
+        assert seconds < 1000
 
 
 def test_a_driver_that_claims_more_than_there_can_be_is_not_waited_for(pipeline: Pipeline) -> None:

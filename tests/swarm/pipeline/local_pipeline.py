@@ -5,7 +5,7 @@ import copy
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -201,8 +201,19 @@ class Pipeline:
         self.run(register())
         return endpoint
 
-    def drive(self, name: str, batches: Sequence[Batch], in_flight: int = 4) -> Driver:
-        """Begin to drive these, in this order."""
+    def drive(
+        self,
+        name: str,
+        batches: Sequence[Batch],
+        in_flight: int = 4,
+        *,
+        claims: Callable[[], Mapping[str, Begun]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Driver:
+        """Begin to drive these, in this order.
+
+        :param claims: of drivers that are not there
+        """
         left = list(batches)
 
         async def next_batch() -> Batch:
@@ -211,14 +222,14 @@ class Pipeline:
             return left.pop(0)
 
         def told() -> dict[str, Begun]:
-            return {other: driver.begun for other, driver in self.drivers.items()}
+            return {**{other: driver.begun for other, driver in self.drivers.items()}, **claims()}
 
         settings = Settings(name, self.global_batch, "float32", in_flight, Path(tempfile.gettempdir()))
 
         def done(loss: float, samples: int) -> None:
             self.losses.append(loss)
 
-        driver = Driver(self.endpoint(name), self.stages, settings, self.offers, told, self.gone.append, done)
+        driver = Driver(self.endpoint(name), self.stages, settings, self.offers, told, self.gone.append, done, clock)
         self.drivers[name] = driver
         self._running.append(self.loop.start(driver.run(next_batch)))
         return driver

@@ -7,7 +7,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.stages import Begun, StageOffer
 from dedloc_kit.swarm.pipeline import begun
-from dedloc_kit.swarm.pipeline.begun import Drivers, begun_for, wanted
+from dedloc_kit.swarm.pipeline.begun import Batches, Drivers, begun_for, wanted
 from tests.swarm.pipeline.local_pipeline import offer
 
 
@@ -69,8 +69,47 @@ def test_what_a_driver_said_before_its_line_broke_says_nothing_though_it_comes_a
     assert drivers.told() == {}
 
 
-def test_a_driver_that_says_the_same_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begun, "PATIENCE", 0.0)
-    drivers = Drivers(dict, most=100)
-    drivers.heard("a", said(4, final=False))
-    assert drivers.told() == {}
+class Looking:
+    """Batches of ten samples, looked at each second.
+
+    :ivar now: seconds
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.batches = Batches(10, lambda: self.now)
+
+    def look(self, *told: Begun, step: int = 4, seconds: int = 1, **how: bool) -> float | None:
+        """How many samples are wanted at the end of so many seconds, in which this was said all the time."""
+        for _ in range(seconds):
+            self.now += 1.0
+            found = self.batches.wanted(told, step, **how)
+        return found
+
+
+@pytest.mark.parametrize("claim", [said(4, final=False), said(40, final=True), said(7, step=3)])
+def test_a_batch_that_is_full_waits_for_claims_as_long_as_it_took_to_fill_and_no_longer(claim: Begun) -> None:
+    looking = Looking()
+    waiting = math.inf if not claim.final or claim.step < 4 else 50
+    assert looking.look(said(2), seconds=1000) == 10
+    assert looking.look(said(10), claim, seconds=999) == waiting
+    assert looking.look(said(10), claim, seconds=2) is None
+
+
+def test_a_batch_that_is_still_filled_and_one_whose_stages_have_nobody_waits_as_long_as_it_takes() -> None:
+    looking = Looking()
+    assert looking.look(said(9, final=False), seconds=5000) == math.inf
+    assert looking.look(said(10, final=False), seconds=5000, ready=False) == math.inf
+    assert looking.look(said(10), seconds=100) == 10
+
+
+def test_whoever_is_waited_for_in_vain_in_each_step_costs_less_and_less() -> None:
+    looking, waited = Looking(), []
+    for step in range(8):
+        began = looking.now
+        while looking.look(said(10, step=step), said(0, step=step, final=False), step=step) is not None:
+            pass
+        waited.append(looking.now - began)
+    assert waited[0] == pytest.approx(300, abs=2)
+    assert waited[-1] <= 12
+    assert sum(waited) < 650

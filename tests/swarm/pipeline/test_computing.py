@@ -71,6 +71,27 @@ def test_who_begins_anew_has_nothing_of_the_step_unless_that_is_on_its_way(parts
     assert sums.samples == ROWS
 
 
+def test_what_drivers_have_had_computed_elsewhere_is_left_out_and_dropped_once_that_is_all(
+    parts: tuple[StageComputer, Picky],
+) -> None:
+    computer, sums = parts
+    before, call = computer.session, given()
+    for driver in "de":
+        computer.compute(replace(call, driver=driver))
+    computer.leave_out("d")
+    assert (computer.beside({"d", "e"}), computer.beside({"e"}), computer.beside({"d"})) == (ROWS, ROWS, 2 * ROWS)
+    assert (sums.samples, computer.session_of("e")) == (2 * ROWS, before)
+    late = replace(call, call=call.call.model_copy(update={"session": before, "number": 2}))
+    with pytest.raises(Refusal, match="stood still"):
+        computer.compute(late)
+    computer.compute(replace(late, driver="e"))
+    computer.leave_out("f")
+    assert sums.samples == 3 * ROWS
+    computer.leave_out("e")
+    assert (sums.samples, computer.beside({"d", "e"})) == (0, 0)
+    assert before not in (computer.session_of("e"), computer.session_of("d"))
+
+
 def test_what_fails_in_the_middle_leaves_no_gradients(parts: tuple[StageComputer, Picky]) -> None:
     computer, sums = parts
     layer: Any = sums.model["layer"]  # type: ignore[index]

@@ -14,6 +14,7 @@ from dedloc_kit.blocks.plans.stages import Move
 from dedloc_kit.records.stages import Begun
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.pipeline import member as members
+from dedloc_kit.swarm.pipeline.begun import Batches
 from dedloc_kit.swarm.pipeline.computing import StageComputer
 from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember
 from dedloc_kit.swarm.remote.turns import Turns
@@ -34,6 +35,7 @@ class Peer:
         member._looked = member._hears = 0.0
         member._run, member.turns = cast(Any, SimpleNamespace(global_batch=BATCH)), Turns()
         self.told = {"d": Begun(step=0, samples=BATCH, final=True)}
+        member._batches = Batches(BATCH)
         member._drivers = cast(Any, SimpleNamespace(told=lambda: dict(self.told)))
 
     def run(self, living: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -57,7 +59,8 @@ def test_who_has_stood_still_begins_anew_before_a_batch_is_full_for_it(monkeypat
     now, peer = [100.0], Peer()
     monkeypatch.setattr(members, "_clock", lambda: now[0])
     member, before, rests = peer.member, peer.held.session, list[float]()
-    member._driver = cast(Any, SimpleNamespace(rest=rests.append, begun=peer.told["d"], is_behind=lambda _: False))
+    driver = {"rest": rests.append, "begun": peer.told["d"], "is_behind": lambda _: False, "missing": ""}
+    member._driver = cast(Any, SimpleNamespace(**driver))
     member._signer = cast(Any, SimpleNamespace(peer="d"))
 
     async def living() -> None:
