@@ -85,7 +85,7 @@ def captioned(sources: Sequence[PictureSource], wanted: Wanted, held_out: bool, 
     def read(source: Source, shard: Shard, warn: Warn) -> Iterator[CaptionedFile | BadRow]:
         where = of_source[source]
         names = names_of(source, shard, where.label, warn) if where.label else None
-        for number, row in enumerate(read_rows(shard, where.columns, warn), start=1):
+        for number, row in enumerate(read_rows(shard, where.columns, warn), start=shard.first + 1):
             if isinstance(row, BadRow):
                 yield row
                 continue

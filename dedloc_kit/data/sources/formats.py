@@ -177,11 +177,12 @@ def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterato
     begins = np.cumsum([0, *sizes])
     skipped = int(np.searchsorted(begins[1:], first, side="right"))
     number = int(begins[skipped])
-    groups = range(skipped, len(sizes))
-    for batch in opened.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=list(columns)) if groups else ():
-        for row in _rows(batch):
-            number += 1
-            if number > first:
+    for group in range(skipped, len(sizes)):  # one by one: a broken one takes no rows of its neighbours along
+        for batch in opened.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=list(columns)):
+            before = min(max(first - number, 0), batch.num_rows)
+            number += before
+            for row in _rows(batch.slice(before)):
+                number += 1
                 yield BadRow(number, row) if isinstance(row, str) else _with_columns(row, columns, number)
 
 

@@ -73,6 +73,11 @@ class Shard:
         """The row that is read first."""
         return self.rows.start if self.rows else 0
 
+    @property
+    def seekable(self) -> bool:
+        """Whether it can be read from any row on without what comes before: a Parquet file, not within an archive."""
+        return self.loader == "parquet" and _loader_of(Path(self.path)) == "parquet"
+
     def of_group(self, begin: int, size: int) -> range:
         """Which rows are read of a group of rows that begins there; counted from its own beginning."""
         rows = self.rows or range(begin, begin + size)

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -11,14 +12,17 @@ import numpy as np
 
 from dedloc_kit.data.sources.formats import BadRow, Unusable
 from dedloc_kit.data.sources.losses import HOPELESS, Losses
-from dedloc_kit.data.sources.shards import Shard, Warn, find_shards, one_line, read_shard
+from dedloc_kit.data.sources.shards import Shard, Warn, count_rows, find_shards, is_transient, one_line, read_shard
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
 Item = TypeVar("Item")
 Reader = Callable[[Source, Shard, Warn], Iterator[Any]]
-"""What a shard of a source holds and the task can use, and each bad row; raises Unusable if it is of no use."""
+"""What a shard of a source holds and the task can use, and each bad row; raises Unusable if it is of no use.
+
+It reads only the rows that the shard names.
+"""
 
 _FIRST_BUFFER = 64
 
@@ -26,9 +30,11 @@ _FIRST_BUFFER = 64
 def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn: Warn) -> Iterator[str]:
     """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
 
-    Every pass over a source takes its shards in a new order; `shuffle_buffer` texts are held in memory and the next
-    one is drawn from them at random. Blank texts are left out. A bad row (not UTF-8, no text, a line cut in two) costs
-    that row, and a shard that cannot be read what follows the place; `warn` is told what is lost as a `Loss`.
+    Every pass over a source takes its shards in a new order, and each Parquet file from a new row on, round to the row
+    before it: a session that ends soon has not read the heads of files alone. `shuffle_buffer` texts are held in memory
+    and the next one is drawn from them at random. Blank texts are left out. A bad row (not UTF-8, no text, a line cut
+    in two) costs that row, and a shard that cannot be read what follows the place; `warn` is told what is lost as a
+    `Loss`.
     Raises UserError, at once or while reading, if a source is missing or nothing of it can be used.
     """
     return mixture(sources, texts, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
@@ -87,15 +93,17 @@ def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str | BadRow]:
 
 
 def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, warn: Warn) -> Iterator[Any]:
-    """What a source holds, pass after pass, each in a new order of the shards."""
+    """What a source holds, pass after pass, each in a new order of the shards and from a new row of each."""
     losses = Losses(source.dataset, len(shards), warn)
     found = number = 0
     while True:
         before = found
-        for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
+        generator = np.random.default_rng(seed_of(seed, "pass", number))
+        order, begins = generator.permutation(len(shards)), generator.random(len(shards)).tolist()
+        for index in order:
             shard, rows = shards[index], 0
             try:
-                for value in losses.usable(shard, read(source, shard, warn)):
+                for value in losses.usable(shard, _turned(source, shard, begins[index], read, warn)):
                     rows += 1
                     found += 1
                     yield value
@@ -114,6 +122,27 @@ def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, 
                 f"the column '{source.column}' of {source.dataset} is empty; set the source's column to another one"
             )
         number += 1
+
+
+def _turned(source: Source, shard: Shard, where: float, read: Reader, warn: Warn) -> Iterator[Any]:
+    """A shard from the row on that lies so far into it, from 0 to 1, and then what comes before; one that cannot be
+    entered in the middle from its first row on. If what follows that row breaks off, what comes before is still read.
+    """
+    if not shard.seekable:
+        yield from read(source, shard, warn)
+        return
+    rows = count_rows(shard, warn)
+    begin, broken = int(where * rows), None
+    try:
+        yield from read(source, replace(shard, rows=range(begin, rows)), warn)
+    except Exception as error:  # whatever a broken file makes its decoder raise
+        if isinstance(error, UserError) or is_transient(error):
+            raise
+        broken = error
+    if begin:
+        yield from read(source, replace(shard, rows=range(begin)), warn)
+    if broken:
+        raise broken
 
 
 def _mixed(

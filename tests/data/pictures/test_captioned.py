@@ -13,6 +13,8 @@ from pyarrow import parquet
 
 from dedloc_kit.data.pictures.captioned import CaptionedFile, PictureSource, Wanted, captioned
 from dedloc_kit.data.pictures.images import Pixels, each_decoded
+from dedloc_kit.data.sources.losses import Unproven
+from dedloc_kit.data.sources.shards import Shard
 from dedloc_kit.data.sources.stream import in_order
 from dedloc_kit.errors import UserError
 from tests.pictures import draw, encoded
@@ -123,3 +125,10 @@ def test_columns_that_hold_something_else_are_refused_with_the_key(tmp_path: Pat
         read(write(tmp_path, caption=[1, 2, 3]))
     with pytest.raises(UserError, match=r"has no column 'picture'; set the column to one of: caption, image"):
         read(write(tmp_path, caption=["a", "b"]).model_copy(update={"column": "picture"}))
+
+
+def test_a_picture_has_the_number_of_its_row_where_a_file_is_entered_in_the_middle(tmp_path: Path) -> None:
+    source = write(tmp_path, caption=[f"picture {each}" for each in range(5)])
+    part = Shard(str(tmp_path / "train-00000-of-00001.parquet"), "parquet", range(2, 5))
+    files = captioned([source], SAME, False, Counter())(source.source, part, pytest.fail)
+    assert [file.number for file in files if isinstance(file, Unproven)] == [3, 4, 5]

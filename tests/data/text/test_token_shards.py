@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -6,11 +7,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit.data.sources.shards import Shard
+from dedloc_kit.data.sources.shards import Shard, Warn
+from dedloc_kit.data.sources.stream import mixture
 from dedloc_kit.data.text import token_shards
 from dedloc_kit.data.text.token_shards import read_token_shard, write_token_shards
 from dedloc_kit.data.text.tokens import Document
 from dedloc_kit.errors import UserError
+from dedloc_kit.run.task import Source
 
 HASH = "0123456789abcdef"
 
@@ -89,6 +92,24 @@ def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(
         found = list(read_token_shard(Shard(path, "parquet", range(begin, end)), HASH, 1000, fail))
         assert same(found, documents[begin:end])
         assert groups == of
+
+
+def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -> None:
+    documents = list(make(1200))
+    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    place = {document.ids.tobytes(): number for number, document in enumerate(documents)}
+    source = Source(dataset=str(tmp_path), tokenized=True)
+
+    def reader(_: Source, shard: Shard, warn: Warn) -> Iterator[Document]:
+        return read_token_shard(shard, HASH, 1000, warn)
+
+    begun = set()
+    for seed in range(3):
+        stream = mixture([source], reader, seed=seed, shuffle_buffer=1, warn=fail)
+        found = [place[document.ids.tobytes()] for document in islice(stream, 1200)]
+        assert sorted(found) == sorted(place.values())
+        begun.add(found[0])
+    assert len(begun) == 3
 
 
 def test_the_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
