@@ -235,9 +235,10 @@ def _cost(
     compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
     suits = microbatch or find_microbatch(compute, some[0])
     if suits > run.peer_batch:
-        key = "global_batch" if run.averaging.mode == "global-batch" else "averaging.local_batch"
+        shared = run.averaging.mode == "global-batch"
+        key, enough = ("global_batch", 8 * suits) if shared else ("averaging.local_batch", suits)
         raise UserError(
-            f"{key} is {run.peer_batch}, smaller than one microbatch ({suits} samples); set it to {8 * suits} or more"
+            f"{key} is {run.peer_batch}, smaller than one microbatch ({suits} samples); set it to {enough} or more"
         )
     size = microbatch or min(suits, largest_microbatch(run))
     single = [next(pieces(batch, 1)) for batch in some]

@@ -24,9 +24,16 @@ _SLOW_SECONDS = 5.0
 
 
 def largest_microbatch(run: RunConfig, devices: int = 1) -> int:
-    """At most so many samples at once on each device of a host: together a small part of a batch, which many peers
-    would otherwise overshoot."""
-    return max(1, min(MAX_SAMPLES, run.peer_batch // (8 * devices)))
+    """At most so many samples at once on each device of a host.
+
+    Of a batch that many peers fill they are together an eighth at most, which the peers would otherwise overshoot. A
+    local step is the peer's own: any power of two will do that overshoots it by no more than that.
+    """
+    most = max(1, min(MAX_SAMPLES, run.peer_batch // (8 * devices)))
+    if run.averaging.mode != "local-steps":
+        return most
+    powers = [2**power for power in range(MAX_SAMPLES.bit_length())]
+    return max([most, *(size for size in powers if -run.peer_batch % (size * devices) <= run.peer_batch // 8)])
 
 
 def find_microbatch(compute: Compute, batch: Batch) -> int:

@@ -155,4 +155,12 @@ def test_one_microbatch_is_a_small_part_of_a_batch() -> None:
     assert largest_microbatch(tiny_run(global_batch=4096)) == 64
     assert largest_microbatch(tiny_run(global_batch=192)) == 24
     assert largest_microbatch(tiny_run(global_batch=4)) == 1
-    assert largest_microbatch(tiny_run(global_batch=4096, averaging={"mode": "local-steps", "local_batch": 32})) == 4
+
+
+@pytest.mark.parametrize(
+    ("local_batch", "devices", "most"),
+    [(64, 1, 64), (32, 1, 32), (64, 2, 32), (4096, 8, 64), (48, 1, 16), (65, 1, 8), (500, 1, 64), (3, 1, 1), (1, 4, 1)],
+)
+def test_a_local_step_may_be_one_microbatch_and_is_hardly_overshot(local_batch: int, devices: int, most: int) -> None:
+    run = tiny_run(global_batch=4096, averaging={"mode": "local-steps", "local_batch": local_batch})
+    assert largest_microbatch(run, devices) == most
