@@ -1,14 +1,21 @@
 """What a source holds as it is understood here: files per split, documents, and all that is odd, each in one line."""
 
+import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from dedloc_kit.data.pictures.images import flaw
+from dedloc_kit.data.overlap import Fingerprints
+from dedloc_kit.data.pictures.codes import Captioned
+from dedloc_kit.data.pictures.images import file_of, flaw
 from dedloc_kit.data.sources.formats import BadRow
 from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
 from dedloc_kit.data.sources.splits import canonical
+from dedloc_kit.data.sources.stream import Reader
+from dedloc_kit.data.text.tokens import Document
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 
@@ -31,19 +38,21 @@ class Survey:
     faults: list[str] = field(default_factory=list)
     """What must be mended before a run can begin."""
     documents: set[int] = field(default_factory=set)
-    """Hashes of those that were looked at."""
+    """Fingerprints of those that were looked at; of pictures too."""
+    files: set[tuple[str, str]] = field(default_factory=set)
+    """All of the split, each with the column that is read."""
     _read: int = 0
     _characters: int = 0
     _escaped: int = 0
     _first: list[str] = field(default_factory=list)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, fingerprint: int) -> None:
         if len(self._first) < SHOWN:
             self._first.append(" ".join(text[: 2 * SHOWN_CHARACTERS].split())[:SHOWN_CHARACTERS])
         self._read += 1
         self._characters += len(text)
         self._escaped += bool(_ESCAPE.search(text))
-        self.documents.add(hash(text))
+        self.documents.add(fingerprint)
 
     def conclude(self, what: str, looked: int, whole: int, files: int) -> None:
         """:param looked: files that were looked into, of which `whole` to their end"""
@@ -70,8 +79,16 @@ class Survey:
             )
 
 
-def survey(source: Source, seconds: float, warn: Warn) -> Survey:
+def survey(
+    source: Source,
+    seconds: float,
+    warn: Warn,
+    fingerprints: Fingerprints = Fingerprints(),  # noqa: B008
+    read: Reader | None = None,
+) -> Survey:
     """Look at every file of a source's split, for at most so many seconds or little more.
+
+    :param read: reads what holds no texts or pictures but what a task made of them; none: the files themselves are read
 
     Of each file the first rows are read, of a local file of JSON lines the last one too. A dataset or split that is
     not there is no fault here: whoever reads it refuses it.
@@ -91,6 +108,7 @@ def survey(source: Source, seconds: float, warn: Warn) -> Survey:
     if name not in splits:
         return found
     shards = splits[name]
+    found.files = {(_real(shard.path), "" if source.tokenized else source.column) for shard in shards}
     until = time.monotonic() + seconds
     looked = whole = 0
     for number, shard in enumerate(shards):
@@ -98,25 +116,37 @@ def survey(source: Source, seconds: float, warn: Warn) -> Survey:
         if left <= 0:
             break
         looked += 1
-        whole += _look(source, shard, left / (len(shards) - number), found, warn)
+        values = read(source, shard, warn) if read else read_shard(shard, source.column, warn)
+        whole += _look(source, shard, values, left / (len(shards) - number), found, fingerprints)
     found.conclude(f"{source.dataset}, {name}", looked, whole, len(shards))
     return found
 
 
-def _look(source: Source, shard: Shard, seconds: float, found: Survey, warn: Warn) -> bool:
+def _real(path: str) -> str:
+    """The same for each name that a local file has."""
+    return path if "://" in path else os.path.realpath(path)
+
+
+def _look(
+    source: Source, shard: Shard, values: Iterator[Any], seconds: float, found: Survey, fingerprints: Fingerprints
+) -> bool:
     """Read the beginning of a file; returns whether that was all of it."""
     until = time.monotonic() + seconds
     rows = usable = 0
     bad: list[BadRow] = []
     ended = True
     try:
-        for rows, value in enumerate(read_shard(shard, source.column, warn), start=1):
+        for rows, value in enumerate(values, start=1):
             if isinstance(value, BadRow):
                 bad.append(value)
             elif isinstance(value, str):
                 usable += 1
                 if value.strip():
-                    found.note(value)
+                    found.note(value, fingerprints.of(value))
+            elif isinstance(value, Document | Captioned):
+                usable += 1
+                if not isinstance(value, Document) or len(value.ids):
+                    found.documents.add(fingerprints.of(value))
             elif value is None:
                 usable += 1
             elif isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
@@ -124,6 +154,7 @@ def _look(source: Source, shard: Shard, seconds: float, found: Survey, warn: War
                     bad.append(BadRow(rows, wrong))
                 else:
                     usable += 1
+                    found.documents.add(fingerprints.of(file_of(value) or b""))
             else:
                 bad.append(BadRow(rows, f"holds {type(value).__name__}, not text, in the column '{source.column}'"))
             if rows >= ROWS or time.monotonic() > until:

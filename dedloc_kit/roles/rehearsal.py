@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.coordinator.stage_costs import rows_of, stage_costs
+from dedloc_kit.data.overlap import Fingerprints
 from dedloc_kit.data.sources.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
@@ -31,8 +32,9 @@ from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source, TaskConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
+from dedloc_kit.tasks import Batch, Checkable, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on
+from dedloc_kit.tasks.text.common import TextTask
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.computing.compute import Compute
 from dedloc_kit.training.computing.device import describe_device, half_precision, pick_devices, set_threads
@@ -67,7 +69,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     except Undescribed as error:
         emit(State(text=error.lines))
         raise
-    readable = _read_sources(run, peer, emit, warn)
+    readable = _read_sources(run, task, peer, emit, warn)
     if run.pipeline is not None:
         emit(_staged(run_on(run, readable) if readable else run, peer, device, bool(readable), emit, warn))
         return
@@ -160,7 +162,9 @@ def _check_vocabulary(run: RunConfig) -> None:
         )
 
 
-def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn) -> tuple[Source, ...]:
+def _read_sources(
+    run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
+) -> tuple[Source, ...]:
     """Look into every source by itself, the held-out data too: each must be there and hold what it should.
 
     Returns the training sources that could be read: offline only those on this machine. Raises UserError once all
@@ -170,38 +174,51 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
 
     readable: list[Source] = []
     faults: list[str] = []
-    trained: set[int] = set()
+    trained, files = set[int](), set[tuple[str, str]]()
     learned = (*run.data.train, *run.data.decay)
     sources = (*learned, *filter(None, [run.data.evaluation]))
-    for source in sources:
+    fingerprints, reader = Fingerprints(), task.read if isinstance(task, Checkable) else None
+    if isinstance(task, TextTask) and any(source.tokenized for source in sources):
+        fingerprints = Fingerprints(task.texts, task.tokenizer.decode)
+    for number, source in enumerate(sources):
+        held_out = number >= len(learned)
+        if held_out and any(_same(source, each) for each in learned):
+            faults.append(_held_out_too(source.dataset))
+            continue
         if HF_HUB_OFFLINE and not Path(source.dataset).is_absolute():
             warn(f"{source.dataset} is on the Hub and is not looked at: offline")
             continue
         emit(State(text=f"reading a few samples of {source.dataset}, {source.split}"))
-        surveyed = Survey() if source.tokenized else survey(source, _SURVEY_SECONDS / len(sources), warn)
+        seconds = _SURVEY_SECONDS / len(sources)
+        if source.tokenized:
+            surveyed = survey(source, seconds, warn, fingerprints, reader) if reader else Survey()
+        else:
+            surveyed = survey(source, seconds, warn, fingerprints)
         for line in surveyed.lines:
             emit(State(text=line))
-        if source not in learned and surveyed.documents & trained:
-            both = len(surveyed.documents & trained)
+        if held_out and (shared := surveyed.files & files):
+            surveyed.faults.append(_held_out_too(min(shared)[0]))
+        elif held_out and (both := len(surveyed.documents & trained)):
             surveyed.odd.append(
-                f"{both} of {len(surveyed.documents)} held-out documents that were read are training data too; "
-                "hold out others"
+                f"{both} of {len(surveyed.documents)} held-out {'samples' if source.tokenized else 'documents'} that "
+                "were read are training data too; hold out others"
             )
         if not surveyed.faults:
             try:
                 alone = run_on(run, (source,), shuffle_buffer=1)
-                task = create_task(alone, peer.task_module)
-                as_learned = partial(batches_of, alone, task) if source in learned else task.batches
+                own = create_task(alone, peer.task_module)
+                as_learned = own.batches if held_out else partial(batches_of, alone, own)
                 _describe_samples(run, as_learned(_FEW, 0, lambda _: None), source, emit, surveyed.odd)
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:
             warn(line)
         faults += surveyed.faults
-        if source in run.data.train:
+        if number < len(run.data.train):
             readable.append(source)
-        if source in learned:
+        if not held_out:
             trained |= surveyed.documents
+            files |= surveyed.files
     if len(faults) > 1:
         for fault in faults:
             warn(fault)
@@ -209,6 +226,18 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
     if faults:
         raise UserError(faults[0])
     return tuple(readable)
+
+
+def _same(one: Source, other: Source) -> bool:
+    """Whether they are the same data, whatever weight it has."""
+    return one.model_copy(update={"weight": 1.0}) == other.model_copy(update={"weight": 1.0})
+
+
+def _held_out_too(name: str) -> str:
+    return (
+        f"{name} is read for training and as held-out data too, which would measure nothing; hold out other files, or "
+        "leave [data.evaluation] out"
+    )
 
 
 def _describe_samples(

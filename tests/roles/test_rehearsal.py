@@ -1,6 +1,8 @@
 """What a run takes, tried with real data and a real model; and the runs that cannot work, each refused with its fix."""
 
 import json
+import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,12 +16,19 @@ from dedloc_kit.data.survey import ROWS
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
+from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.roles.rehearsal import rehearse
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.tasks.mixtures import run_on
 from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.pictures import striped
+from tests.tasks.swav_run import run_of as swav_run
 from tests.tasks.text_to_image_run import TINY, run_of, write_codes
+from tests.text_runs import text_run, write_text
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32
@@ -159,6 +168,73 @@ def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder
     (used,) = [text for text in told if "good.jsonl, train: " in text and "tokens in a sample of 32 (" in text]
     tokens = int(used.split(" tokens")[0].rpartition(" ")[2])
     assert 8 <= tokens <= 32
+
+
+def overlap(run: RunConfig, folder: Path) -> str:
+    """What is said of held-out data that is training data; empty if nothing is. Raises UserError as a rehearsal."""
+    heard: list[AnyEvent] = []
+    rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4), heard.append, threading.Event())
+    return " ".join(event.text for event in heard if isinstance(event, Warned) and "training data too" in event.text)
+
+
+@pytest.mark.parametrize(
+    "held_out",
+    [{"dataset": "corpus.txt"}, {"dataset": "corpus.txt", "weight": 2}, {"dataset": "link.txt"}, {"dataset": "."}],
+    ids=["equal", "another weight", "another name", "the folder that it lies in"],
+)
+@pytest.mark.parametrize("of", ["train", "decay"])
+def test_held_out_data_that_is_the_training_data_is_a_fault(
+    folder: Path, tmp_path: Path, held_out: dict[str, Any], of: str
+) -> None:
+    for name in ("corpus.txt", "own.txt"):
+        (tmp_path / name).write_bytes((folder / "corpus.txt").read_bytes())
+    (tmp_path / "link.txt").symlink_to(tmp_path / "corpus.txt")
+    learned = {"train": [{"dataset": str(tmp_path / "own.txt")}], of: [{"dataset": str(tmp_path / "corpus.txt")}]}
+    data = {**learned, "evaluation": {**held_out, "dataset": str(tmp_path / held_out["dataset"])}}
+    schedule = {"schedule": "warmup-stable-decay"}
+    with pytest.raises(UserError, match=r"corpus\.txt is read for training and as held-out data too.*hold out others?"):
+        overlap(parse_run(values(folder, {}, data=data, optimizer=schedule)), folder)
+
+
+def test_held_out_texts_that_a_space_tells_from_training_texts_are_told(folder: Path, tmp_path: Path) -> None:
+    def said(change: str) -> str:
+        (tmp_path / "held.jsonl").write_text("".join(json.dumps({"text": f"{t}{change}"}) + "\n" for t in texts))
+        data = {**source(tmp_path / "train.jsonl"), "evaluation": {"dataset": str(tmp_path / "held.jsonl")}}
+        return overlap(parse_run(values(folder, {}, data=data)), folder)
+
+    texts = [f"{number}. {SENTENCES}" for number in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert "20 of 20 held-out documents" in said("\u00a0")
+    assert said("Another sentence.") == ""
+
+
+@pytest.mark.parametrize("name", ["masked", "causal"])
+@pytest.mark.parametrize("both", [False, True], ids=["held out as text", "held out as tokens"])
+def test_held_out_texts_are_found_in_training_data_that_is_tokenized(tmp_path: Path, name: str, both: bool) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "encoder" if name == "masked" else "causal")
+    prepare_shards(run, tmp_path / "tokens")
+    tokens = Source(dataset=str(tmp_path / "tokens"), subset="corpus", tokenized=True)
+    assert run.data.evaluation is not None
+    apart = run_on(run, (tokens,))
+    assert overlap(apart, tmp_path) == ""
+    shared = run_on(run, (tokens,), evaluation=run.data.evaluation.model_copy(update={"split": "train"}))
+    if both:
+        shutil.copytree(tmp_path / "tokens", tmp_path / "copy")
+        shared = run_on(run, (tokens,), evaluation=tokens.model_copy(update={"dataset": str(tmp_path / "copy")}))
+    assert re.search(r"(\d+) of \1 held-out", overlap(shared, tmp_path))
+
+
+def test_held_out_pictures_and_their_codes_are_found_in_the_training_data(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        striped(tmp_path / "apart", 16, split)
+    assert overlap(swav_run(tmp_path / "apart"), tmp_path) == ""
+    striped(tmp_path / "shared", 16)
+    shutil.copy(tmp_path / "shared/train-00000-of-00001.parquet", tmp_path / "shared/test-00000-of-00001.parquet")
+    assert "16 of 16 held-out" in overlap(swav_run(tmp_path / "shared"), tmp_path)
+    write_codes(tmp_path, samples=40)
+    shutil.copy(tmp_path / "codes/train-00000.parquet", tmp_path / "codes/test-00000.parquet")
+    assert re.search(r"(\d+) of \1 held-out samples", overlap(run_of(tmp_path), tmp_path))
 
 
 def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_call_and_soon(
