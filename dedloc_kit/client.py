@@ -20,7 +20,7 @@ from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Checks
-from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, RunId, Time
+from dedloc_kit.records.record import PEER_ID, Count, PeerId, PeerText, Reason, Record, RunId, Time
 from dedloc_kit.records.steps import Absence
 from dedloc_kit.run.parts import MAX_STAGES
 from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT
@@ -31,7 +31,10 @@ MAX_BYTES = 4 * 2**20
 """Of an answer; those of a large run take some hundred kilobytes."""
 LEDGER_TIMEOUT = 60.0
 """The coordinator makes the file first."""
+VIEWS = ("people", "swarm", "pipeline", "experts", "organizer")
+"""Of the live page: what its addresses end in."""
 _KEPT = "last-invitation.json"
+_PEER_ID_BEGINS = ("Qm", "12D3Koo")
 
 
 class NoAnswer(UserError):
@@ -50,7 +53,8 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order.
 
     Its run configuration is checked against the run id, its organizer against the one that this machine knows, and
-    against the peer id behind the URL, `http://HOST:PORT#ORGANIZER`, if there is one.
+    against the peer id behind the URL, `http://HOST:PORT#ORGANIZER`, if there is one: what else a browser puts there is
+    no key.
 
     Raises NoAnswer if the coordinator or the Hub does not answer, Refused if the coordinator does not let this
     volunteer join now, and UserError if it is not what it says.
@@ -60,11 +64,13 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     """
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
-        url, _, organizer = where.partition("#")
-        if organizer and organizer != invitation.organizer:
+        organizer = where.partition("#")[2]
+        if organizer.startswith(_PEER_ID_BEGINS) and not re.fullmatch(PEER_ID, organizer):
+            raise UserError(f"the organizer's key behind the # of {where} is cut or changed; copy the whole line again")
+        if organizer.startswith(_PEER_ID_BEGINS) and organizer != invitation.organizer:
             raise UserError(
-                f"somebody else than the organizer of your invitation answers at {url}; the run may have moved, or "
-                "somebody stands between: ask the organizer for a new invitation"
+                f"somebody else than the organizer of your invitation answers at {_base(where)}; the run may have "
+                "moved, or somebody stands between: ask the organizer for a new invitation"
             )
         return _checked(invitation)
     invitation = _checked(_read(where))
@@ -388,7 +394,7 @@ def _is_repository(where: str) -> bool:
 
 
 def _get(url: str, what: str, **query: str) -> str:
-    address = f"{url.partition('#')[0].rstrip('/')}/api/{what}"
+    address = f"{_base(url)}/api/{what}"
     try:
         with requests.get(address, params=query, timeout=TIMEOUT, headers=PLAIN, stream=True) as answer:
             text = body(answer, MAX_BYTES).decode(errors="replace")
@@ -415,12 +421,23 @@ def _get(url: str, what: str, **query: str) -> str:
         )
     if answer.status_code != 200:
         kind = NotThere if answer.status_code == 404 else UserError
-        raise kind(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
+        raise kind(f"{address} answered {answer.status_code}; is this the address of a coordinator?{_shorter(url)}")
     return text
 
 
 def _no_coordinator(url: str) -> UserError:
-    return UserError(f"{url} did not answer like a coordinator; check the address")
+    return UserError(f"{url} did not answer like a coordinator; check the address{_shorter(url)}")
+
+
+def _base(url: str) -> str:
+    """A coordinator's address, without what a browser or whoever passed it on put behind."""
+    return re.split(r"[#?]", url, maxsplit=1)[0].rstrip("/")
+
+
+def _shorter(url: str) -> str:
+    """A hint for the address of a view of the page, which a browser shows; empty if it is none."""
+    page = re.fullmatch(rf"(.*)/({'|'.join(VIEWS)})(/.*)?", _base(url))
+    return f" Try {page[1]}" if page else ""
 
 
 def _through(address: str) -> str:

@@ -1,5 +1,6 @@
 """Getting the invitation, also on a day when the coordinator does not answer."""
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import dedloc_kit
 from dedloc_kit.client import (
+    VIEWS,
     NoAnswer,
     Refused,
     fetch_invitation,
@@ -122,6 +125,29 @@ def test_an_invitation_that_names_its_organizer_is_answered_by_nobody_else(dashb
     dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
     assert fetch_invitation(f"{dashboard.url}/#{ORGANIZER.peer}").organizer == ORGANIZER.peer
     assert fetch_state(f"{dashboard.url}#{ORGANIZER.peer}").run_id == tiny_run().run_id
+
+
+def test_an_address_copied_from_a_browser_brings_no_key(dashboard: Dashboard) -> None:
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
+    for behind in ("#swarm", "/#me", "#", "#/people", "?fbclid=1#view", "/?lang=bn", "#Swarm"):
+        assert fetch_invitation(f"{dashboard.url}{behind}").organizer == ORGANIZER.peer
+        assert fetch_state(f"{dashboard.url}{behind}").run_id == tiny_run().run_id
+
+
+def test_a_key_that_was_cut_or_changed_on_its_way_is_no_attack_and_is_not_ignored(dashboard: Dashboard) -> None:
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
+    for key in (ORGANIZER.peer[:-5], f"{ORGANIZER.peer}.", f"{ORGANIZER.peer}?fbclid=1"):
+        with pytest.raises(UserError, match=r"key behind the # of .* is cut or changed; copy the whole line again"):
+            fetch_invitation(f"{dashboard.url}#{key}")
+
+
+def test_of_the_address_of_a_view_the_right_one_is_named(dashboard: Dashboard) -> None:
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
+    for view in (*VIEWS, f"people/{ORGANIZER.peer}#me"):
+        with pytest.raises(UserError, match=f"Try {re.escape(dashboard.url)}$"):
+            fetch_invitation(f"{dashboard.url}/{view}")
+    page = Path(dedloc_kit.__file__).with_name("dashboard").joinpath("static/router.js").read_text(encoding="utf-8")
+    assert set(re.findall(r'path: "(\w+)"', page)) == set(VIEWS)
 
 
 def test_an_invitation_of_the_last_time_by_another_organizer_is_not_used(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ Address = Annotated[
 """A multiaddress of a peer."""
 MAX_REASON = 160
 Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=PLAIN_TEXT)]
+PEER_ID = "Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}"
+"""How a peer's id is written."""
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 Base64 = Annotated[str, Field(max_length=1280, pattern=r"^[A-Za-z0-9+/=]*$")]
 

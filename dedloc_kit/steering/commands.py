@@ -11,10 +11,10 @@ from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.records.record import PEER_ID
 from dedloc_kit.steering.orders import OrderBook, Rewinding
 from dedloc_kit.training.state.ruined import Ruined
 
-_PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
 _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
 
 
@@ -221,7 +221,7 @@ def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:
     :param text: an id or a name, or how it begins; the case of a name does not matter
     :param known: names by peer id
     """
-    if text in known or _PEER_ID.fullmatch(text):
+    if text in known or re.fullmatch(PEER_ID, text):
         return text, known.get(text, "")
     name = text.casefold()
     found = [peer for peer in known if known[peer].casefold() == name]
