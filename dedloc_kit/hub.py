@@ -198,6 +198,27 @@ def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
             raise UserError(f"{repository} has no commit {commit}; its page lists the commits") from None
 
 
+def closed(repository: str, revision: str | None, kind: Literal["model", "dataset"]) -> str:
+    """Why nobody can read a repository without a token; empty if everybody can. A file of it is asked for.
+
+    Raises UserError if it is not there at all, HubUnavailable.
+    """
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    with asking(f"read {repository}"):
+        try:
+            info = HfApi().repo_info(repository, repo_type=kind, revision=revision, token=False)
+            names = [file.rfilename for file in info.siblings or ()]
+            for name in [name for name in names if not re.match(r"\.|README", name)][:1]:
+                get_hf_file_metadata(hf_hub_url(repository, name, repo_type=kind, revision=info.sha), token=False)
+        except GatedRepoError:
+            return "gated"
+        except RepositoryNotFoundError:
+            return "private"
+        return "gated" if info.gated else ""
+
+
 def invitation_text(repository: str) -> str:
     """The newest invitation in a run's repository `OWNER/NAME`, as its JSON text, which nobody has validated yet.
 

@@ -26,6 +26,7 @@ class LoopbackHub:
         self.commits: dict[str, list[Files]] = {}
         self.buckets: dict[str, Files] = {}
         self.private: set[str] = set()
+        """What nobody finds without a token."""
         self.gated: set[str] = set()
         """What everybody may look up, but not read."""
         self.names: dict[str, str] = {}
@@ -129,6 +130,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._route([unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")], body)
 
     def _route(self, path: list[str], body: bytes) -> None:
+        named = re.search(r"(?:models/)?((?:datasets/)?[^/]+/[^/]+)", "/".join(path).removeprefix("api/"))
+        if named and named[1] in self.hub.private and "Authorization" not in self.headers:
+            self._answer(401, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
+            return
         match path:
             case ["api", "validate-yaml"]:
                 self._answer(200, {"errors": [], "warnings": []})

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from dedloc_kit import hub as hub_module
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, Repository, described, training_state
+from dedloc_kit.hub import HubUnavailable, Repository, closed, described, training_state
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
 from dedloc_kit.records.state import STATE_FILE
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -157,3 +158,21 @@ def test_of_what_lies_on_the_organizers_machine_only_the_name_is_told() -> None:
     assert values["run"]["data"]["evaluation"]["dataset"] == "corpus"
     assert values["run"]["task"]["tokenizer"] == "tokenizer"
     assert values["run"]["task"]["pictures"] == {"model": "pictures", "side": 8}
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_what_a_token_alone_opens_is_known(hub: LoopbackHub, kind: Literal["model", "dataset"]) -> None:
+    for name in ("open", "private", "gated", "empty"):
+        where = f"us/{name}" if kind == "model" else f"datasets/us/{name}"
+        hub.commits[where] = [{"README.md": b"", **({} if name == "empty" else {"data.txt": b"A text."})}]
+        if name in ("private", "gated"):
+            getattr(hub, name).add(where)
+    assert [closed(f"us/{name}", None, kind) for name in ("open", "private", "gated", "empty")] == [
+        "",
+        "private",
+        "gated",
+        "",
+    ]
+    hub.failing.set()
+    with pytest.raises(HubUnavailable):
+        closed("us/open", None, kind)

@@ -11,6 +11,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig, parse_coordinator
+from dedloc_kit.run.places import volunteers_read
 from dedloc_kit.run.seeds import seed_of
 from tests.tiny import tiny_run
 
@@ -388,3 +389,21 @@ def test_where_downloads_are_a_folder_the_coordinator_has_to_know_which_one(tmp_
 def test_downloads_are_not_made_for_a_model_in_parts() -> None:
     with pytest.raises(UserError, match="not made for a run with"):
         tiny_run(averaging={"downloads": "us/down", "overlap": False}, pipeline={"stages": 2})
+
+
+def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_organizer_alone_needs() -> None:
+    data = {
+        "train": [{"dataset": "us/texts", "revision": "v2"}, {"dataset": "/home/asha/texts"}],
+        "decay": [{"dataset": "us/last"}],
+        "evaluation": {"dataset": "us/held"},
+    }
+    task = {"name": "causal", "tokenizer": "us/words@v1", "start": "them/model"}
+    falling = {**values()["optimizer"], "schedule": "warmup-stable-decay"}
+    run = parse_run(values(task=task, data=data, optimizer=falling))
+    assert volunteers_read(run) == {
+        ("us/texts", "v2"): "dataset",
+        ("us/last", None): "dataset",
+        ("us/words", "v1"): "model",
+    }
+    run = parse_run(values(task={"name": "causal", "start": "them/model"}, data={"train": data["train"][1:]}))
+    assert volunteers_read(run) == {("them/model", None): "model"}

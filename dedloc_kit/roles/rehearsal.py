@@ -26,8 +26,10 @@ from dedloc_kit.experts.bank import names_of
 from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
+from dedloc_kit.hub import HubUnavailable, closed
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.places import volunteers_read
 from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source, TaskConfig
@@ -70,6 +72,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
         emit(State(text=error.lines))
         raise
     readable = _read_sources(run, task, peer, emit, warn)
+    _read_without_token(run, warn)
     if run.pipeline is not None:
         emit(_staged(run_on(run, readable) if readable else run, peer, device, bool(readable), emit, warn))
         return
@@ -226,6 +229,22 @@ def _read_sources(
     if faults:
         raise UserError(faults[0])
     return tuple(readable)
+
+
+def _read_without_token(run: RunConfig, warn: Warn) -> None:
+    """Tell what this machine reads with its organizer's token and volunteers could not read."""
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    for (name, revision), kind in {} if HF_HUB_OFFLINE else volunteers_read(run).items():
+        try:
+            reason = closed(name, revision, kind)
+        except (UserError, HubUnavailable):
+            continue  # it has been read a moment ago
+        if reason:
+            warn(
+                f"{name} is {reason} on the Hub: this machine's token reads it, and volunteers have none that may; "
+                "make it public, or give each of them access to it"
+            )
 
 
 def _same(one: Source, other: Source) -> bool:

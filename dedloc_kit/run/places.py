@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
@@ -28,6 +28,18 @@ def names_local_files(run: RunConfig) -> bool:
     organizers = {"pictures", "start"} if "tokenizer" in task else {"pictures"}
     read = TaskConfig(name=run.task.name, **{key: value for key, value in task.items() if key not in organizers})
     return any(not re.fullmatch(ON_HUB, name) for name in names_of(run.model_copy(update={"task": read})))
+
+
+def volunteers_read(run: RunConfig) -> dict[tuple[str, str | None], Literal["model", "dataset"]]:
+    """The repositories on the Hub that every volunteer reads, each with its revision, and their kinds."""
+    found: dict[tuple[str, str | None], Literal["model", "dataset"]] = {}
+    for source in (*run.data.train, *run.data.decay):
+        if re.fullmatch(HUB_REPOSITORY, source.place):
+            found[source.place, source.revision] = "dataset"
+    spelling = run.task.options.get("tokenizer", run.task.options.get("start"))
+    if isinstance(spelling, str) and (named := re.fullmatch(ON_HUB, spelling)):
+        found[named[1], named[2]] = "model"
+    return found
 
 
 def published(run: RunConfig) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.tasks.mixtures import run_on
 from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.loopback_hub import loopback_hub
 from tests.pictures import striped
 from tests.tasks.swav_run import run_of as swav_run
 from tests.tasks.text_to_image_run import TINY, run_of, write_codes
@@ -235,6 +236,22 @@ def test_held_out_pictures_and_their_codes_are_found_in_the_training_data(tmp_pa
     write_codes(tmp_path, samples=40)
     shutil.copy(tmp_path / "codes/train-00000.parquet", tmp_path / "codes/test-00000.parquet")
     assert re.search(r"(\d+) of \1 held-out samples", overlap(run_of(tmp_path), tmp_path))
+
+
+def test_what_only_the_organizers_token_opens_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(**changes: Any) -> list[str]:
+        heard = tried(folder, {"tokenizer": "us/words"}, **changes)
+        return [event.text for event in heard if isinstance(event, Warned) and "on the Hub" in event.text]
+
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
+        hub.commits["us/words"] = [{path.name: path.read_bytes() for path in (folder / "tokenizer").iterdir()}]
+        assert told() == []
+        hub.private = {"us/words"}
+        (line,) = told()
+    assert line.startswith("us/words is private on the Hub: this machine's token reads it, and volunteers")
+    assert line.endswith("make it public, or give each of them access to it")
 
 
 def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_call_and_soon(
