@@ -1,8 +1,9 @@
-"""What callers may ask for. All that is not named here is refused by name."""
+"""What callers may ask for. All that is not named here is refused by name, unless it is null."""
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
 from dedloc_kit.api.errors import ApiError
 from dedloc_kit.records.record import Record
@@ -17,11 +18,39 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
+_Zero = Annotated[float, Field(ge=0, le=0)]
+_Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
 class StreamOptions(Record):
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
-class _Request(Record):
+class ResponseFormat(Record):
+    type: Literal["text"]
+
+
+class _Neutral(Record):
+    """What clients write out though it changes nothing; every other value is refused."""
+
+    frequency_penalty: _Zero | None = None
+    presence_penalty: _Zero | None = None
+    logit_bias: dict[str, _Zero] | None = None
+    tools: _Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: _Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    suffix: Literal[""] | None = None
+
+
+class _Request(_Neutral):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -35,6 +64,8 @@ class _Request(Record):
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     @property
     def answers(self) -> int:
@@ -63,6 +94,10 @@ class TextPart(Record):
 class ChatMessage(Record):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+    """Chat templates know none."""
+    tool_calls: _Nothing | None = None
+    annotations: _Nothing | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it; they know no developer."""
@@ -109,6 +144,8 @@ class CompletionRequest(_Request):
     ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """All that are made are told, so it must be `n`."""
 
     @property
     def choices(self) -> int:
@@ -133,7 +170,7 @@ AnyRequest: TypeAlias = ChatRequest | CompletionRequest
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 _FIELDS = {
     name
-    for model in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    for model in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions, ResponseFormat)
     for name in model.model_fields
 }
 
@@ -141,7 +178,7 @@ _FIELDS = {
 def parse(kind: type[Request], body: bytes) -> Request:
     """The request in a body. Raises ApiError, which names a parameter that is wrong."""
     try:
-        asked: Request = TypeAdapter(kind).validate_json(body)
+        asked: Request = TypeAdapter(kind).validate_json(_given(body))
     except ValidationError as error:
         # Where a value may be of several kinds, the innermost finding is about the one that was meant.
         finding = max(error.errors(include_url=False, include_context=False), key=lambda found: len(found["loc"]))
@@ -152,13 +189,35 @@ def parse(kind: type[Request], body: bytes) -> Request:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if isinstance(asked, CompletionRequest) and asked.echo and asked.logprobs is not None:
         raise ApiError(400, "echo cannot be had with logprobs: those of a prompt are not computed", param="echo")
+    if isinstance(asked, CompletionRequest) and (asked.best_of or asked.answers) != asked.answers:
+        raise ApiError(400, "best_of must be n: all answers are told", param="best_of", code="invalid_value")
     return asked
+
+
+def _given(body: bytes) -> bytes:
+    """The body without what is null, which means the same in JSON as nothing; unchanged if it is no JSON."""
+    try:
+        return to_json(_without_nulls(from_json(body)), inf_nan_mode="constants")
+    except ValueError:
+        return body
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+        case list():
+            return [_without_nulls(each) for each in value]
+    return value
 
 
 def _refusal(kind: str, location: tuple[int | str, ...], reason: str) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON ({reason})", code="invalid_json")
     param = _parameter(location, unknown=kind == "extra_forbidden")
+    if location[:1] and location[0] in _Neutral.model_fields:
+        message = f"this server does not know the parameter {param}, but for values that change nothing"
+        return ApiError(400, message, param=param, code="unknown")
     match kind:
         case "extra_forbidden":
             return ApiError(400, f"this server does not know the parameter {param}", param=param, code="unknown")

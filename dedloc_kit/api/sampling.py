@@ -14,10 +14,15 @@ from torch import Tensor
 from dedloc_kit.api.requests import AnyRequest
 from dedloc_kit.run.seeds import seed_of
 
+_LEAST_LOGPROB = -9999.0
+"""In place of minus infinity, which JSON does not have; OpenAI's API says the same of what is unlikely."""
+_LEAST_SCORE = torch.finfo(torch.float32).min / 4
+"""In place of minus infinity, which a model gives to what it is never to say."""
+
 
 @dataclass(frozen=True)
 class Likely:
-    """A token and the logarithm of its probability, before temperature and top_p."""
+    """A token and the logarithm of its probability, before temperature and top_p; at least -9999."""
 
     token: int
     logprob: float
@@ -46,7 +51,9 @@ class Sampling:
         """What was noted last about each answer, if logarithms of probabilities are wanted."""
 
     def __call__(self, _: Tensor, scores: Tensor) -> Tensor:
-        rows = scores.float().cpu()
+        rows = scores.float().cpu().clamp(min=_LEAST_SCORE)
+        if not rows.isfinite().all():
+            raise ArithmeticError("the model's scores are not numbers")
         taken = torch.tensor([self._take(row, random) for row, random in zip(rows, self._random, strict=True)])
         if self._alternatives is not None:
             self.choices = [
@@ -67,7 +74,7 @@ class Sampling:
 
 
 def _choice(row: Tensor, token: int, alternatives: int) -> Choice:
-    logprobs = row.log_softmax(0)
+    logprobs = row.log_softmax(0).clamp(min=_LEAST_LOGPROB)
     values, tokens = logprobs.topk(alternatives)
     likeliest = (Likely(*pair) for pair in zip(tokens.tolist(), values.tolist(), strict=True))
     return Choice(Likely(token, float(logprobs[token])), tuple(likeliest))

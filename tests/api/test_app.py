@@ -85,6 +85,29 @@ def test_an_answer_cut_in_the_middle_of_a_character_tells_what_there_is(api: Api
     assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == "ন\ufffd"
 
 
+def test_the_servers_own_answer_is_a_turn_of_the_next_question(api: Api) -> None:
+    api.say("river")
+    message = api.chat().json()["choices"][0]["message"]
+    api.say("sea")
+    turns = [{"role": "user", "content": "hello"}, message, {"role": "user", "content": "and then?"}]
+    assert content(api.chat(messages=turns)) == "sea"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_model_never_says_has_a_finite_logarithm(api: Api, stream: bool) -> None:
+    said = api.tokenizer("river")["input_ids"]
+    api.model.generation_config.suppress_tokens = [token for token in range(300) if token not in said]
+    try:
+        chat = api.chat(logprobs=True, top_logprobs=20, max_tokens=1, stream=stream)
+        told = api.complete(logprobs=5, max_tokens=1, stream=stream)
+        for answer in (chat, told):
+            assert answer.status_code == 200, answer.text
+            assert "Infinity" not in answer.text
+            assert "-9999.0" in answer.text
+    finally:
+        api.model.generation_config.suppress_tokens = None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion_ends_before_a_text_that_stops_it(api: Api, stream: bool) -> None:
     api.say("the sea, the bank of it")

@@ -32,7 +32,9 @@ def refused(kind: Any, **asked: Any) -> ApiError:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
             "messages[0].content[0].type",
         ),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "a", "refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "1"}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -50,9 +52,16 @@ def refused(kind: Any, **asked: Any) -> ApiError:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"tools": []}, "tools"),
-        ({"functions": []}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": -0.1}, "presence_penalty"),
+        ({"frequency_penalty": 2}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities[1]"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"best_of": 1}, "best_of"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
         ({"x" * 500: 1}, "x" * 80),
     ],
 )
@@ -75,6 +84,8 @@ def test_a_wrong_parameter_of_a_chat_is_named(asked: dict[str, Any], param: str)
         ({"echo": True, "logprobs": 1}, "echo"),
         ({"logprobs": 6}, "logprobs"),
         ({"best_of": 2}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"suffix": "the end"}, "suffix"),
         ({"messages": MESSAGES}, "messages"),
     ],
 )
@@ -94,3 +105,47 @@ def test_what_changes_nothing_is_accepted() -> None:
     asked = parse(ChatRequest, json.dumps({"model": "m", "messages": MESSAGES, **harmless}).encode())
     assert asked.answers == 1
     assert asked.temperature == 1.0
+
+
+NEUTRAL: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": -0.0,
+    "logit_bias": {},
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": False,
+    "functions": [],
+    "function_call": "auto",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "service_tier": "auto",
+    "suffix": "",
+    "prompt_cache_key": "mine",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [*NEUTRAL.items(), ("logit_bias", {"5": 0}), ("tool_choice", "auto")])
+def test_a_value_that_changes_nothing_is_accepted(name: str, value: Any) -> None:
+    parse(ChatRequest, json.dumps({"model": "m", "messages": MESSAGES, name: value}).encode())
+    parse(CompletionRequest, json.dumps({"model": "m", "prompt": "hello", name: value}).encode())
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, "prediction", "audio", "web_search_options", "top_k", "max_tokens", "stop"])
+def test_null_is_as_good_as_nothing(name: str) -> None:
+    parse(ChatRequest, json.dumps({"model": "m", "messages": MESSAGES, name: None}).encode())
+
+
+def test_as_many_as_are_told_may_be_made() -> None:
+    for best in ({"best_of": 1}, {"best_of": 2, "n": 2}):
+        parse(CompletionRequest, json.dumps({"model": "m", "prompt": "hello", **best}).encode())
+
+
+def test_an_answer_goes_back_as_clients_keep_it() -> None:
+    kept = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    turns = [{**MESSAGES[0], "name": "asha"}, kept, {"role": "user", "content": [{"type": "text", "text": "and?"}]}]
+    asked = parse(ChatRequest, json.dumps({"model": "m", "messages": turns}).encode())
+    assert [message.plain() for message in asked.messages] == [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "and?"},
+    ]
