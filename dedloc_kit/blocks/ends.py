@@ -4,6 +4,7 @@
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ from torch import nn
 from transformers import Cache
 
 from dedloc_kit.blocks.architecture import Layout, causal_class, cut
-from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.past import MAX_ROWS, Past
 from dedloc_kit.errors import UserError
 from dedloc_kit.pretrained import load_pretrained
 
@@ -49,12 +50,16 @@ Begin = Callable[[int], Through]
 
 
 class DistantCache(Cache):
-    """Stands for the caches of whoever has the layers: it knows how long they are, and what is to become of them."""
+    """Stands for the caches of whoever has the layers: it knows how long they are, and what is to become of them.
 
-    def __init__(self, through: Through) -> None:
+    :param length: tokens that the text may come to have
+    """
+
+    def __init__(self, through: Through, length: int = sys.maxsize) -> None:
         super().__init__(layers=[])
         self.through = through
         """Who has the layers."""
+        self._length = length
         self._tokens = 0
         self._rows: torch.Tensor | None = None  # those that the next step follows
         self._batch = 0
@@ -63,7 +68,13 @@ class DistantCache(Cache):
     def step(
         self, hidden: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
     ) -> torch.Tensor:
-        """Hidden states after the layers, which remember them."""
+        """Hidden states after the layers, which remember them. Raises UserError if the session has no room for them."""
+        _check_shape(hidden)
+        if (whole := self._tokens + hidden.shape[1]) > self._length:
+            raise UserError(
+                f"the text would have {whole:,} tokens, and its session is for {self._length:,}; begin one with "
+                f"model.session(max_length={whole}) or more"
+            )
         rows = None if self._rows is None else tuple(self._rows.tolist())
         after = self.through(hidden, attention_mask, position_ids, Past(self._tokens, rows, self._undoable))
         self._tokens, self._rows, self._batch = self._tokens + hidden.shape[1], None, len(hidden)
@@ -126,8 +137,12 @@ class Ends:
         it travels.
 
         :param max_length: tokens that the text may come to have
+
+        Calls raise UserError for a longer one.
         """
-        past = DistantCache(self.begin(max_length))
+        if max_length < 1:
+            raise UserError(f"a session for {max_length} tokens has room for none; give max_length=1 or more")
+        past = DistantCache(self.begin(max_length), max_length)
         before = self.past.set(past)
         try:
             yield past
@@ -136,17 +151,28 @@ class Ends:
             past.close()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        settings = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
+        second = args[1] if len(args) > 1 else None  # as transformers takes it
+        settings = kwargs.get("generation_config") or second or self.generation_config  # type: ignore[attr-defined]
         given = kwargs.get("past_key_values") is not None
         if given or kwargs.get("use_cache", settings.use_cache) is False:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
         if (past := self.past.get()) is not None:
             return super().generate(*args, past_key_values=past, **kwargs)  # type: ignore[misc]
-        past = DistantCache(self.begin(_length(settings, args, kwargs)))
+        length = _length(settings, args[:1], kwargs)
+        past = DistantCache(self.begin(length), length)
         try:
             return super().generate(*args, past_key_values=past, **kwargs)  # type: ignore[misc]
         finally:
             past.close()
+
+
+def _check_shape(hidden: torch.Tensor) -> None:
+    """Raise UserError for what no server takes."""
+    rows, tokens = hidden.shape[:2]
+    if not rows or not tokens:
+        raise UserError(f"a text of {tokens} tokens in {rows} rows is none; give the model at least one token")
+    if rows > MAX_ROWS:
+        raise UserError(f"{rows:,} rows at once are more than the {MAX_ROWS:,} that servers take; give it fewer texts")
 
 
 def _length(settings: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
@@ -201,6 +227,7 @@ class _Call:
         if mask is not None and mask.ndim != 2:
             raise ValueError("the attention mask has to be [batch, tokens]")
         if cache is None:
+            _check_shape(hidden)
             through = self._begin(0)
             try:
                 return (through(hidden, mask, positions, None),)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from dedloc_kit.blocks.adapters.adapters import Adapter
@@ -173,6 +174,10 @@ class _User:
         except NoRoute as error:
             missing = [[span.begin, span.end] for span in error.missing]
             said = {"error": str(error), "missing": missing}
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"]))
+            said = {"error": f"servers take no such request ({where}: {wrong['msg']}); give the model other shapes"}
         except (UserError, SessionFailed, ValueError, OSError) as error:
             said = {"error": str(error) or repr(error)}
         except Exception as error:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 
-from dedloc_kit.blocks.ends import DistantCache, Through, ends
+from dedloc_kit.blocks.ends import GUESSED, DistantCache, Through, ends
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.errors import UserError
@@ -200,3 +200,34 @@ def test_a_model_whose_final_norm_is_not_known_is_refused() -> None:
     whole = tiny.model("OPT", do_layer_norm_before=False)
     with pytest.raises(UserError, match="opt has no final norm"):
         divided(whole)
+
+
+def test_a_text_that_outgrows_its_session_is_refused_with_the_length_that_is_needed() -> None:
+    model, near = divided(tiny.model("Llama"))
+    with model.session(max_length=9):
+        first = written(model, TEXT[:1], max_new_tokens=2)
+        near.pasts.clear()
+        with pytest.raises(UserError, match=r"would have 10 tokens, and its session is for 9; .*max_length=10\)"):
+            written(model, first, max_new_tokens=3)
+        assert near.pasts == [], "nobody was asked"
+    with pytest.raises(UserError, match="max_length=1 or more"), model.session(max_length=0):
+        pass
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3), (4097, 1)], ids=["no tokens", "no rows", "too many rows"])
+def test_what_no_server_takes_is_refused_before_it_is_sent(shape: tuple[int, int]) -> None:
+    model, near = divided(tiny.model("Llama"))
+    text = torch.ones(shape, dtype=torch.long)
+    with pytest.raises(UserError, match="give "):
+        model.generate(text, max_new_tokens=1)
+    with pytest.raises(UserError, match="give "):
+        model(text)
+    assert near.pasts == []
+
+
+def test_settings_in_the_second_place_say_how_long_a_text_becomes() -> None:
+    model, near = divided(tiny.model("Llama"))
+    model.generate(TEXT, GenerationConfig(max_new_tokens=3, pad_token_id=0))
+    assert near.lengths == [8 + 3 + GUESSED]
+    model.generate(None, GenerationConfig(max_new_tokens=3, pad_token_id=0, bos_token_id=1))
+    assert near.lengths[1:] == [1 + 3 + GUESSED]
