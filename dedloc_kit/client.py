@@ -15,6 +15,7 @@ from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
+from dedloc_kit.machine.written import written
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Evaluation
@@ -84,18 +85,19 @@ def _checked(invitation: Invitation) -> Invitation:
 
 def _read(where: str) -> Invitation:
     """The invitation in a file or in a repository, as it was written there."""
+    kinds = "the coordinator's URL (http://...), a file, or OWNER/NAME of the Hub"
+    if not where.strip():
+        raise UserError(f"the invitation is empty; give {kinds}")
     if _is_repository(where):
         try:
             return Invitation.parse(invitation_text(where))
         except HubUnavailable as error:
             raise NoAnswer(f"{where} cannot be read ({error}); check the connection and try again") from None
     try:
-        return Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...), a file, or "
-            "OWNER/NAME of the Hub"
-        ) from None
+        text = written(Path(where).expanduser())
+    except (OSError, ValueError, RuntimeError) as error:  # bytes or a path that cannot be, or a home that is unknown
+        raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {kinds}") from None
+    return Invitation.parse(text)
 
 
 def _who(peer: str, watch: bool) -> dict[str, str]:

@@ -127,6 +127,22 @@ def test_an_invitation_that_names_its_organizer_is_answered_by_nobody_else(dashb
     assert fetch_state(f"{dashboard.url}#{ORGANIZER.peer}").run_id == tiny_run().run_id
 
 
+@pytest.mark.parametrize("where", ["", " \n"])
+def test_an_empty_invitation_is_named_as_such(where: str) -> None:
+    for fetch in (fetch_invitation, fetch_state):
+        with pytest.raises(
+            UserError, match=r"the invitation is empty; give the coordinator's URL \(http://...\), a fi"
+        ):
+            fetch(where)
+
+
+def test_a_path_that_cannot_be_is_one_line() -> None:
+    with pytest.raises(
+        UserError, match=r"there is no invitation at 'a\\x00b' \(.*null.*\); give the coordinator's URL"
+    ):
+        fetch_invitation("a\0b")
+
+
 def test_an_address_copied_from_a_browser_brings_no_key(dashboard: Dashboard) -> None:
     dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
     for behind in ("#swarm", "/#me", "#", "#/people", "?fbclid=1#view", "/?lang=bn", "#Swarm"):

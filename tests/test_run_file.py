@@ -98,7 +98,7 @@ def test_overrides_replace_single_keys_and_keep_the_rest(tmp_path: Path) -> None
     ("content", "expected"),
     [
         (b"name = ", "is not valid TOML"),
-        (b"\xff\xfe", "is not valid TOML"),
+        (b"\xff\xfd", "is not valid TOML"),
         (b'name = "demo"', "global_batch is missing; add it"),
         (RUN_TOML.encode() + b"global_batch = 3\n", "optimizer.global_batch is not a known key"),
         (b"seed = 2026-11-21\n" + RUN_TOML.encode(), "a value has a type that no key takes"),

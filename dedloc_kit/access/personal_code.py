@@ -6,6 +6,7 @@ from pathlib import Path
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import kept_code
+from dedloc_kit.machine.written import written
 from dedloc_kit.serving.config import swarm_of
 
 _QUESTIONS = {
@@ -24,7 +25,7 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     """
     if file is not None:
         try:
-            return file.expanduser().read_text(encoding="utf-8").strip()
+            return written(file.expanduser()).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read ({error}); it should hold your personal code") from None
     found = kept_code()

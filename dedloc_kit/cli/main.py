@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+from itertools import pairwise
 from types import FrameType
 from typing import NoReturn
 
@@ -66,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     log_to_terminal()
     try:
+        if options.command != "announce":  # which an empty text takes back
+            _check_none_empty(sys.argv[1:] if arguments is None else arguments)
         return int(options.call(options) or 0)
     except UserError as error:
         complain(str(error))
@@ -79,6 +82,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _check_none_empty(arguments: list[str]) -> None:
+    """Raise UserError for an empty argument that is not an option's value: as a path it would be the current folder."""
+    for before, given in pairwise(arguments):
+        if not given.strip() and not before.startswith("-"):
+            raise UserError(
+                f"the argument after '{before:.80}' is empty; give it (is a variable of your shell not set?)"
+            )
 
 
 def _open_standard_streams() -> None:

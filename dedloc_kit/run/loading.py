@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.written import written
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
 
@@ -51,7 +52,7 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(written(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the path of a run configuration (run.toml)") from None
     except OSError as error:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import requests
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.written import written
 
 VARIABLE = "DEDLOC_WEBHOOK"
 TRIES, FIRST_PAUSE = 6, 2.0
@@ -28,7 +29,7 @@ def webhook_address(file: Path | None) -> str | None:
     given = os.environ.pop(VARIABLE, None)
     if file is not None:
         try:
-            given = file.read_text(encoding="utf-8")
+            given = written(file)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read ({type(error).__name__}); check --webhook-file") from None
     if not given:

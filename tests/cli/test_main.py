@@ -37,6 +37,16 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["join", ""], ["join", " "], ["check", ""], ["serve", ""], ["launch", "--port", "0", ""], ["invite", "alice", ""]],
+)
+def test_an_empty_argument_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"dedloc: the argument after '{arguments[-2]}' is empty; give it")
+
+
 @pytest.mark.soak
 def test_a_typo_in_the_configuration_names_the_nearest_key(tmp_path: Path) -> None:
     path = run_file(tmp_path)

@@ -9,6 +9,7 @@ from dedloc_kit.cli.options import Commands, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.addresses import is_loopback
+from dedloc_kit.machine.written import written
 
 if TYPE_CHECKING:
     from dedloc_kit.api.generating import Served
@@ -68,11 +69,11 @@ def load(invitation: str, at_once: int) -> "Served":
 def read_key(path: Path) -> str:
     """The key in a file. Raises UserError if there is none."""
     try:
-        key = path.read_text(encoding="ascii").strip()
+        key = written(path).strip()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file that holds the key") from None
     except UnicodeDecodeError:
         key = ""
-    if len(key) < MIN_KEY or any(character.isspace() for character in key):
+    if len(key) < MIN_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"{path} must hold one key of at least {MIN_KEY} letters and digits")
     return key
