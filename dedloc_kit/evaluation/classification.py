@@ -26,8 +26,7 @@ class Classification(Problem):
         return [example.label]
 
     def encode(self, example: Example) -> Sample:
-        encoded = self.tokenizer(example.text, truncation=True, max_length=self.max_length, return_token_type_ids=False)
-        return Sample(encoded["input_ids"], [self.number(example.label)], example)
+        return Sample(self.backend.encode(example.text).ids, [self.number(example.label)], example)
 
     def decode(self, sample: Sample, predicted: list[int]) -> str:
         return self.classes[predicted[0]]

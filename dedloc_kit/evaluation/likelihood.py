@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.heldout import words
 from dedloc_kit.training.computing.device import half_precision
@@ -44,9 +45,9 @@ def causal_queries(tokenizer: Any, texts: Iterable[str], window: int) -> Iterato
 
     Raises UserError if the tokenizer has no token for the beginning, from which the first one is predicted.
     """
-    first = _beginning(tokenizer)
+    first, plain = _beginning(tokenizer), PlainTokenizer(tokenizer)
     for owner, text in enumerate(texts):
-        ids = [first, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+        ids = [first, *plain.ids(text)]
         done = 1
         while done < len(ids):
             start = 0 if done == 1 else done - window // 2
@@ -75,10 +76,10 @@ def masked_queries(tokenizer: Any, texts: Iterable[tuple[str, Sequence[int]]], l
     mask = tokenizer.mask_token_id
     if mask is None:
         raise UserError(f"the tokenizer in {tokenizer.name_or_path} has no mask token, which a masked model needs")
-    owner = 0
+    owner, backend = 0, PlainTokenizer(tokenizer).backend
     for text, numbers in texts:
-        encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-        ids = encoded["input_ids"]
+        encoded = backend.encode(text)
+        ids = encoded.ids
         if len(ids) > longest:
             raise UserError(
                 f"{text!r:.60} has {len(ids)} tokens, {tokenizer.name_or_path} takes {longest}; leave it out, or lower "
@@ -86,9 +87,7 @@ def masked_queries(tokenizer: Any, texts: Iterable[tuple[str, Sequence[int]]], l
             )
         ends = [end for _, end in words(text)]
         parts: list[list[int]] = [[] for _ in [*ends, None]]
-        for position, ((_, end), special) in enumerate(
-            zip(encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-        ):
+        for position, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
             if not special:
                 # A token of white space alone belongs to the word after it, as it does where both are one token.
                 parts[bisect_left(ends, end)].append(position)

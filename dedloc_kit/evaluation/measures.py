@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, ClassVar, Literal
 
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.display.human import count
 from dedloc_kit.evaluation.dataset import Example, held_out_split, read_examples, some, source_of
 from dedloc_kit.evaluation.display import Display
@@ -144,9 +145,9 @@ class Text(Measure):
         return "-" if score is None else f"{score:.4f}"
 
     def _tell_what_is_changed(self, name: str, tokenizer: Any) -> None:
+        plain = PlainTokenizer(tokenizer)
         changed = sum(
-            "".join(tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).split())
-            != "".join(text.split())
+            "".join(tokenizer.decode(plain.ids(text), skip_special_tokens=True).split()) != "".join(text.split())
             for text in self.documents
         )
         if changed:

@@ -32,21 +32,15 @@ class Ner(Problem):
 
     def encode(self, example: Example) -> Sample:
         """The first subword of a word carries its tag (Devlin et al. 2019, section 5.3)."""
-        encoded = self.tokenizer(
-            example.text,
-            is_split_into_words=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_token_type_ids=False,
-        )
+        encoded = self.backend.encode(example.text, is_pretokenized=True)
         starts: dict[int, int] = {}
-        for position, word in enumerate(encoded.word_ids()):
+        for position, word in enumerate(encoded.word_ids):
             if word is not None:
                 starts.setdefault(word, position)
-        labels = [IGNORED] * len(encoded["input_ids"])
+        labels = [IGNORED] * len(encoded.ids)
         for word, position in starts.items():
             labels[position] = self.number(example.label[word])
-        return Sample(encoded["input_ids"], labels, example, starts)
+        return Sample(encoded.ids, labels, example, starts)
 
     def decode(self, sample: Sample, predicted: list[int]) -> list[str]:
         """A tag for each word; one that was cut off or has no subword is outside."""

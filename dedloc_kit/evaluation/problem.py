@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dedloc_kit.data.samples.masking import IGNORED
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.evaluation.dataset import Example
 
 
@@ -22,7 +23,10 @@ class Sample:
 
 
 class Problem(ABC):
-    """A task with the model's tokenizer and the classes of the training samples."""
+    """A task with the model's tokenizer and the classes of the training samples.
+
+    :ivar backend: the tokenizer of plain text, which cuts off what is too long
+    """
 
     metric: ClassVar[str]
     head: ClassVar[str]
@@ -30,7 +34,8 @@ class Problem(ABC):
 
     def __init__(self, tokenizer: Any, max_length: int, train: Sequence[Example]) -> None:
         self.tokenizer = tokenizer
-        self.max_length = max_length
+        self.backend = PlainTokenizer(tokenizer).backend
+        self.backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
         self.classes = sorted({name for example in train for name in self.names(example)})
         self._numbers = {name: number for number, name in enumerate(self.classes)}
 

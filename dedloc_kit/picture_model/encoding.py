@@ -10,7 +10,8 @@ import numpy as np
 from dedloc_kit.data.pictures.captioned import CaptionedFile
 from dedloc_kit.data.pictures.codes import Captioned
 from dedloc_kit.data.pictures.images import Pixels
-from dedloc_kit.data.text.tokens import ids_dtype, whole_backend
+from dedloc_kit.data.text.plain import PlainTokenizer
+from dedloc_kit.data.text.tokens import ids_dtype
 from dedloc_kit.picture_model import PictureModel
 from dedloc_kit.picture_model.training import stacked
 
@@ -27,7 +28,7 @@ class Encoder:
 
     def __init__(self, model: PictureModel, tokenizer: Any, caption_tokens: int, left_out: Counter[str]) -> None:
         self._model = model
-        self._tokenizer = whole_backend(tokenizer)
+        self._tokenizer = PlainTokenizer(tokenizer).backend
         self._ids = ids_dtype(len(tokenizer))
         self._caption_tokens = caption_tokens
         self._left_out = left_out

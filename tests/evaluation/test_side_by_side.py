@@ -87,6 +87,13 @@ def test_a_text_that_the_tokenizer_cannot_give_back_is_told(
     assert "does not give back 1 of 2 documents as they were" in capsys.readouterr().out
 
 
+def test_a_text_that_spells_a_special_token_is_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_causal(tmp_path / "model", [*WORDS, "[", "SEP", "]"])
+    (tmp_path / "held-out.txt").write_text("mirna sees [SEP] quellin\n", encoding="utf-8")
+    side_by_side(str(model), LikelihoodSettings(dataset=str(tmp_path / "held-out.txt")), **CPU)
+    assert "does not give back" not in capsys.readouterr().out
+
+
 def test_masked_models_of_other_vocabularies_are_asked_for_the_same_words(masked: Path, tmp_path: Path) -> None:
     text = tmp_path / "held-out.txt"
     text.write_text("\n\n".join(line for line in TEXTS if line.isascii()), encoding="utf-8")

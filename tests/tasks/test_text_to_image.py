@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from dedloc_kit.errors import UserError
@@ -228,6 +229,22 @@ def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     drawn = task.decode(task.draw_codes(model, ["Put a caption here"], seed=0))
     assert np.array_equal(np.array(pixels, np.uint8).reshape(12, 12, 3), drawn[0].permute(1, 2, 0).numpy())
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_caption_that_spells_a_control_token_is_drawn_as_text(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[END]"])
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    task = task_of(folder, tokenizer=str(tmp_path / "tokenizer"))
+    model = task.build_model().eval()
+    assert isinstance(model, DrawingTransformer)
+    (tmp_path / "published").mkdir()
+    task.export(model, tmp_path / "published", "me/drawer")
+    unknown, spelled = "red a red a", "red [END] red [END]"  # to this tokenizer what is unknown is `a`
+    drawer = Drawer(tmp_path / "published")
+    assert torch.equal(task.draw_codes(model, [spelled], seed=5), task.draw_codes(model, [unknown], seed=5))
+    assert torch.equal(drawer.codes([spelled], seed=5), drawer.codes([unknown], seed=5))
 
 
 def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Masker:
         self._probability, self._longest_ngram = probability, longest_ngram
         self._starts_word = word_starts(tokenizer) if longest_ngram else None
         self._mask: int = tokenizer.mask_token_id
-        # By id, not by position: a document may spell out "[SEP]", and the tokenizer takes it for the real one.
+        # By id, not by position: documents of token ids may hold any.
         self._special = np.zeros(len(tokenizer), dtype=np.bool_)
         self._special[list(tokenizer.all_special_ids)] = True
         self._ordinary = np.flatnonzero(~self._special)

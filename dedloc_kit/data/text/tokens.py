@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.data.text.sentences import sentences
 
 Ids = NDArray[np.unsignedinteger[Any]]
@@ -50,8 +50,9 @@ class DocumentTokenizer:
     """
 
     def __init__(self, tokenizer: Any, language: str | None) -> None:
-        self._backend = whole_backend(tokenizer)
-        self._separator: str = tokenizer.sep_token
+        plain = PlainTokenizer(tokenizer)
+        self._backend = plain.backend
+        self._separator: str = plain.secret.get(tokenizer.sep_token, tokenizer.sep_token)  # no text can spell it
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
         self._language = language
@@ -78,8 +79,7 @@ class DocumentTokenizer:
 
     def _tokenized(self, texts: list[str]) -> Iterator[Document]:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the
-        # sentences end, and the tokenizer need not trace each token back to its characters. A text that spells it out
-        # has one sentence more.
+        # sentences end, and the tokenizer need not trace each token back to its characters.
         if self._language is not None:
             between = f" {self._separator} " if self._words else self._separator
             texts = [between.join(sentences(text, self._language)) for text in texts]
@@ -135,14 +135,6 @@ def _spaced(text: str) -> list[_Word]:
     words = cast(list[_Word], _SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" "))
     words[0] = (str(words[0]),)
     return words
-
-
-def whole_backend(tokenizer: Any) -> Tokenizer:
-    """A copy that cuts off nothing: a tokenizer keeps such settings from its file, or from whoever called it last."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def _probe(tokenizer: Any) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.data.text.tokens import hash_of_tokens
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
@@ -31,15 +32,13 @@ class BareTokenizer:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing more specific
             raise UserError(f"the tokenizer {name} cannot be loaded ({str(error)[:200]}); {hint}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._plain = PlainTokenizer(self._tokenizer)
         self.tokens: int = self._tokenizer.get_vocab_size()
         self.vocabulary_hash = hash_of_tokens(self._tokenizer.id_to_token(id_) or "" for id_ in range(self.tokens))
 
     def ids(self, text: str) -> list[int]:
-        """Without special tokens."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        """Without special tokens, whatever the text spells."""
+        return self._plain.ids(text)
 
     def text(self, ids: list[int]) -> str:
         """What they spell."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from dedloc_kit.data.sources.shards import Warn
 from dedloc_kit.data.sources.stream import in_order, texts
-from dedloc_kit.data.text.tokens import whole_backend
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.run.task import Source
 
 _CHARACTERS, _EXCERPT = 2_000_000, 20_000
@@ -47,7 +47,7 @@ def held_out_texts(source: Source, warn: Warn) -> list[str]:
 
 def fertility(tokenizer: Any, some: Iterable[str]) -> Fertility:
     """Of a fast tokenizer of transformers on texts, without special tokens. There has to be a word in them."""
-    backend = whole_backend(tokenizer)
+    backend = PlainTokenizer(tokenizer).backend
     tokens = words = size = 0
     for batch in _batches(some):
         tokens += sum(len(each.ids) for each in backend.encode_batch_fast(batch, add_special_tokens=False))

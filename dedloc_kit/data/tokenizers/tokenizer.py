@@ -87,12 +87,13 @@ def train_tokenizer(
     With `bpe` and `unigram-bytes` every text comes back exactly from its tokens.
 
     `unigram` folds case but keeps accents, splits digits and punctuation. A text comes back from its tokens in
-    normalized form, without a space at its front, if all its characters were in `texts` and it spells out no special
-    token. Normalized (NMT, NFKC, white space, lower case) means: control
-    characters except NUL are dropped; every run of white space is one space, and so are the zero-width space, joiner
-    and non-joiner, the byte order mark, U+FFFD and U+2581; compatibility forms are replaced (`½` by `1⁄2`). Any other
-    character becomes `[UNK]`, as in sahajBERT's: on held-out Bengali one token in 77,000, which is not worth the 256
-    tokens that falling back to bytes would cost.
+    normalized form, without a space at its front, if all its characters were in `texts`. Normalized (NMT, NFKC, white
+    space, lower case) means: control characters except NUL are dropped; every run of white space is one space, and so
+    are the zero-width space, joiner and non-joiner, the byte order mark, U+FFFD and U+2581; compatibility forms are
+    replaced (`½` by `1⁄2`). Any other character becomes `[UNK]`, as in sahajBERT's: on held-out Bengali one token in
+    77,000, which is not worth the 256 tokens that falling back to bytes would cost.
+
+    This is how texts are read (`text.plain`): called by itself, the tokenizer takes `[MASK]` in a text for its mask.
 
     :param task: whose special tokens it is to have, see `special_tokens.needed_by`
     Raises UserError if the folder exists already, the texts hold more different characters than the vocabulary has

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.picture_model.autoencoder import Autoencoder
 from dedloc_kit.picture_model.loading import as_pixels
 from dedloc_kit.picture_model.published import Published
@@ -42,9 +43,7 @@ class Drawer:
             }
         self.model = DrawingTransformer(self.shape).to(device).eval()
         self.model.load_state_dict(weights)
-        self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = PlainTokenizer(Tokenizer.from_file(str(folder / TOKENIZER)))
         pictures = _picture_model(json.loads((folder / PICTURE_CONFIG).read_text(encoding="utf-8")))
         pictures.load_state_dict(load_file(folder / PICTURE_WEIGHTS))
         self.pictures = pictures.to(device).eval()
@@ -55,10 +54,8 @@ class Drawer:
 
         :param how: `top_k`, `temperature` or `guidance`, where they are not to be as usual
         """
-        found = self.tokenizer.encode_batch(list(captions), add_special_tokens=False)
-        return generate(
-            self.model, self.shape.padded([each.ids for each in found]), Drawn(**{**self.usually, **how}), seed
-        )
+        tokens = self.shape.padded([self.tokenizer.ids(caption) for caption in captions])
+        return generate(self.model, tokens, Drawn(**{**self.usually, **how}), seed)
 
     @torch.inference_mode()
     def draw(self, captions: Sequence[str], seed: int = 0, **how: float) -> list[Image.Image]:

@@ -21,6 +21,7 @@ from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 
 PROGRAM = "draw.py"
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("dedloc_kit.data.text.plain", ()),
     ("dedloc_kit.tasks.drawing.places", ()),
     ("dedloc_kit.tasks.drawing.transformer", ()),
     ("dedloc_kit.tasks.drawing.generation", ()),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.data.text.tokens import whole_backend
+from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.data.tokenizers.special_tokens import counterparts
 from dedloc_kit.data.tokenizers.spelling import spellings
 from dedloc_kit.errors import UserError
@@ -52,7 +52,7 @@ def origins(new: Any, old: Any) -> Origins:
     known = {each: number for number, each in enumerate(old_spelled) if each}
     names, old_names = new.convert_ids_to_tokens(range(len(new))), old.get_vocab()
     longest = max(map(len, known), default=0)
-    backend = whole_backend(old)
+    backend = PlainTokenizer(old).backend
     texts = [(each or b"").decode(errors="replace") for each in spelled]
     usual = [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
     same_use = counterparts(new, old)

@@ -114,7 +114,7 @@ def test_half_of_the_pairs_are_swapped_and_their_label_says_so(tokenizer: Any) -
         assert f" {' '.join(map(str, in_order))} " in f" {everything} "
 
 
-def test_masks_are_never_on_special_tokens_even_those_that_a_text_spells_out(tokenizer: Any) -> None:
+def test_masks_are_never_on_special_tokens_whatever_a_text_spells(tokenizer: Any) -> None:
     documents = [text.replace("River", "[SEP] [MASK] river") for text in make_documents(60)]
     built = build(PairBuilder(tokenizer, 64, 0.15), documents_of(tokenizer, documents))
     chosen = built["labels"] != IGNORED
