@@ -1,6 +1,5 @@
 """The tokens that an answer follows, and how many it may have."""
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,8 @@ from jinja2 import TemplateError
 
 from dedloc_kit.api.errors import ApiError
 from dedloc_kit.api.requests import AnyRequest, ChatRequest
+from dedloc_kit.errors import UserError
+from dedloc_kit.inference.prompts import PromptTokenizer
 
 CHAT_TOKENS, COMPLETION_TOKENS = 1024, 16
 """What an answer has at most if its request says nothing; the second is OpenAI's."""
@@ -34,8 +35,7 @@ class Prompts:
         :param context: tokens of a prompt and its answer at most
         """
         self._name, self._tokenizer, self._context = name, tokenizer, context
-        # The first use may switch off a truncation that is stored with a tokenizer; nobody else may use it meanwhile.
-        self._lock = threading.Lock()
+        self._prompts = PromptTokenizer(tokenizer)
 
     def read(self, asked: AnyRequest) -> list[Prompt]:
         """Those of a request; raises ApiError, which names what is wrong."""
@@ -69,20 +69,17 @@ class Prompts:
             raise ApiError(400, message, param="messages", code="no_chat_template")
         messages = [message.plain() for message in asked.messages]
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return self._prompts.chat(messages)
         except (TemplateError, TypeError, ValueError) as error:
             message = f"the chat template of {self._name} refuses the messages: {error}"
             raise ApiError(400, message, param="messages", code="invalid_value") from None
-        return self._encoded(text, special=False)  # the template has put them in
+        except UserError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_value") from None
 
     def _completion(self, param: str, given: str | list[int]) -> list[int]:
         if isinstance(given, str):
-            return self._encoded(given, special=True)
+            return self._prompts.text(given)
         if max(given) >= len(self._tokenizer):
             message = f"{param} holds tokens that {self._name} does not have; they are below {len(self._tokenizer)}"
             raise ApiError(400, message, param=param, code="invalid_value")
         return given
-
-    def _encoded(self, text: str, special: bool) -> list[int]:
-        with self._lock:
-            return list(self._tokenizer(text, add_special_tokens=special)["input_ids"])

@@ -12,6 +12,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.inference.prompts import PromptTokenizer
 from dedloc_kit.inference.turns import Turn
 
 UNFINISHED = "\ufffd"
@@ -28,7 +29,7 @@ class Answering:
         :param length: tokens of a session
         :param most: tokens of an answer, at most half of those
         """
-        self._model, self._tokenizer = model, tokenizer
+        self._model, self._tokenizer, self._prompts = model, tokenizer, PromptTokenizer(tokenizer)
         self._length = min(length, getattr(model.config, "max_position_embeddings", None) or length)
         self._most = min(most, self._length // 2)
         settings = model.generation_config.eos_token_id
@@ -101,11 +102,8 @@ class Answering:
         if getattr(self._tokenizer, "chat_template", None):
             said = [[("user", turn.asked), ("assistant", turn.answer)] for turn in heard]
             messages = [{"role": role, "content": text} for turn in said for role, text in turn][:-1]
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            found = self._tokenizer(text, add_special_tokens=False)
-        else:
-            found = self._tokenizer("\n".join(turn.asked + turn.answer for turn in heard))
-        return list(found["input_ids"])
+            return self._prompts.chat(messages)
+        return self._prompts.text("\n".join(turn.asked + turn.answer for turn in heard))
 
     def _follow(self, prompt: list[int]) -> None:
         """Let the session remember that with which the prompt begins, and nothing else."""
