@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.fetching import bound_silence, fetched
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
@@ -20,8 +21,6 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.places import ON_HUB, published
 from dedloc_kit.run.section import HUB_REPOSITORY
 
-SILENCE_SECONDS = 60.0
-"""A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
 RUN_FILE = "run.json"
 _MAX_INVITATION_BYTES = 1_000_000
 _LEDGER_TABLE, _MAX_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
@@ -53,7 +52,7 @@ class Repository:
         Raises UserError with the fix if there is no token, it may not write there, or the repository holds something
         else; HubUnavailable if the Hub does not answer.
         """
-        from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+        from huggingface_hub import CommitOperationAdd, HfApi
 
         check_login(self.name)
         api = HfApi()
@@ -64,7 +63,7 @@ class Repository:
             files = {file.rfilename for file in info.siblings or ()}
             owner = None
             if RUN_FILE in files:
-                owner = _run_id(Path(hf_hub_download(self.name, RUN_FILE, revision=info.sha)))
+                owner = _run_id(_file(self.name, RUN_FILE, info.sha))
         if self._private and not info.private:
             raise UserError(f"{self.name} is public; make it private on its page, or leave out --private")
         if owner != run.run_id and (owner is not None or files - _OF_A_NEW_REPOSITORY):
@@ -78,13 +77,13 @@ class Repository:
 
     def metadata(self) -> dict[str, Any]:
         """What the head of the repository's README.md says now; nothing if there is none. HubUnavailable."""
-        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub import HfApi
         from huggingface_hub.repocard import metadata_load
 
         with asking(f"read {self.name}"):
             if not HfApi().file_exists(self.name, "README.md"):
                 return {}
-            path = hf_hub_download(self.name, "README.md")
+            path = _file(self.name, "README.md")
         try:
             return metadata_load(path) or {}
         except Exception:  # YAML has exceptions of its own, and there is nothing to keep
@@ -163,7 +162,7 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
 
     Nobody has looked at what it says yet. Raises UserError if it is too large or may not be read, HubUnavailable.
     """
-    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
     with asking(f"read {repository}"):
         info = HfApi().model_info(repository, revision=revision)
@@ -173,7 +172,7 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
             size = get_hf_file_metadata(hf_hub_url(repository, name, revision=info.sha)).size
             if size is None or size > MAX_LEDGER_BYTES:
                 raise UserError(f"{name} in {repository} is too large for a table of a ledger; ask the organizer")
-            folder = Path(hf_hub_download(repository, name, revision=info.sha)).parent
+            folder = _file(repository, name, info.sha).parent
     return folder
 
 
@@ -187,7 +186,10 @@ def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
 
     with asking(f"read {repository}"):
         try:
-            return Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+            return fetched(
+                repository,
+                lambda bar: snapshot_download(repository, revision=commit, allow_patterns=patterns, tqdm_class=bar),
+            )
         except GatedRepoError:
             raise UserError(
                 f"{repository} is gated: ask for access on huggingface.co/{repository}, then {_LOG_IN}"
@@ -245,12 +247,12 @@ def invitation_text(repository: str) -> str:
 
 
 def _read_invitation(repository: str, token: Literal[False] | None = None) -> str:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     size = get_hf_file_metadata(hf_hub_url(repository, INVITATION_FILE), token=token).size
     if size is None or size > _MAX_INVITATION_BYTES:
         raise UserError(f"the {INVITATION_FILE} in {repository} is too large for an invitation")
-    return Path(hf_hub_download(repository, INVITATION_FILE, token=token)).read_text(encoding="utf-8")
+    return _file(repository, INVITATION_FILE, token=token).read_text(encoding="utf-8")
 
 
 def described(run: RunConfig) -> str:
@@ -259,12 +261,11 @@ def described(run: RunConfig) -> str:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     with asking(f"read {repository}"):
         try:
-            state = Path(hf_hub_download(repository, STATE_FILE, revision=revision))
+            state = _file(repository, STATE_FILE, revision)
         except RepositoryNotFoundError:
             raise _not_there(repository) from None
         except RevisionNotFoundError:
@@ -273,9 +274,16 @@ def _download(repository: str, revision: str | None) -> Path:
             raise UserError(f"{repository} holds no {STATE_FILE}, so no run can be resumed from it") from None
         for name in (CONTRIBUTORS_FILE, INVITATION_FILE):
             with suppress(RemoteEntryNotFoundError):
-                hf_hub_download(repository, name, revision=state.parent.name)  # of the very same commit
+                _file(repository, name, state.parent.name)  # of the very same commit
     ledger_copy(repository, state.parent.name)
     return state
+
+
+def _file(repository: str, name: str, revision: str | None = None, token: Literal[False] | None = None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    what = f"{name} of {repository}"
+    return fetched(what, lambda bar: hf_hub_download(repository, name, revision=revision, token=token, tqdm_class=bar))
 
 
 @contextmanager
@@ -285,7 +293,7 @@ def asking(what: str) -> Iterator[None]:
     from huggingface_hub.utils import disable_progress_bars, get_session  # type: ignore[attr-defined]
 
     disable_progress_bars()
-    get_session().timeout = SILENCE_SECONDS
+    bound_silence(get_session())
     try:
         yield
     except UserError:

@@ -29,6 +29,7 @@ from typing import IO, Any, Literal, cast
 
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, Warned, parse_event
+from dedloc_kit.fetching import tell_downloads
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.machine.logs import Warnings
@@ -291,6 +292,7 @@ def _play(role: Role, starter: int, again: IO[bytes] | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     Warnings(lambda text: emit(Warned(text=text)))
+    tell_downloads(lambda text: emit(State(text=text)))
     try:
         if again is None:
             emit(State(text="getting ready"))

@@ -44,6 +44,12 @@ class LoopbackHub:
         self.refused = ""
         """The token that is not valid any more."""
         self.read_only = False
+        self.chunks = ""
+        """Address of a chunk store that has all files too, as hf_xet asks it; none: it is for plain HTTP alone."""
+        self.chunk_hashes: dict[bytes, str] = {}
+        """By a file's content: how the chunk store names it."""
+        self.drip: float | None = None
+        """Seconds between two bytes of a file that is sent."""
         self.asked = threading.Semaphore(0)
         """Released by every request that fails."""
         self.url = ""
@@ -72,7 +78,7 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     hub.url = f"http://127.0.0.1:{server.server_port}"
     for module in ("huggingface_hub.hf_api", "transformers.utils.hub"):
         import_module(module)  # with the environment as it is: what is patched goes back to that
-    values = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "of-a-test", "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    values = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "of-a-test", "HF_HUB_CACHE": str(cache), "HF_XET_CACHE": str(cache)}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     # In this process huggingface_hub has read its environment already.
@@ -80,6 +86,7 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
     # transformers would go on asking the first one that it has asked, which is gone, and wait for it for minutes.
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)
@@ -135,6 +142,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
             return
         match path:
+            case ["silent-chunks", *_]:
+                self.hub.over.wait(60.0)
+                self.close_connection = True
+            case ["api", _, _, _, "xet-read-token", _]:
+                ends = {"X-Xet-Access-Token": "short-lived", "X-Xet-Token-Expiration": "4000000000"}
+                self._answer(200, {}, {"X-Xet-Cas-Url": self.hub.chunks, **ends})
             case ["api", "validate-yaml"]:
                 self._answer(200, {"errors": [], "warnings": []})
             case ["api", "whoami-v2"]:
@@ -246,6 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound", **commit})
             return
         content, headers = files[name], {"ETag": f'"{_oid(files[name])}"', "Accept-Ranges": "bytes", **commit}
+        if self.hub.chunks:
+            token = f"{self.hub.url}/api/models/{repository}/xet-read-token/{revision}"
+            headers["X-Xet-Hash"] = self.hub.chunk_hashes.get(content, "b" * 64)
+            headers["Link"] = f'<{token}>; rel="xet-auth"'
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
         if asked is None:
             self._answer(200, content, headers)
@@ -261,7 +278,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            for part in [content] if self.hub.drip is None else [bytes([byte]) for byte in content]:
+                self.wfile.write(part)
+                self.hub.over.wait(self.hub.drip or 0.0)
 
 
 def _listed(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:

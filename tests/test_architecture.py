@@ -18,7 +18,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"version", "errors", "validation"},
-    {"keys", "machine", "resources", "pretrained"},
+    {"keys", "machine", "resources", "pretrained", "fetching"},
     {"run", "distribution", "regions"},
     {"records"},
     {"serving", "pipeline", "grid"},

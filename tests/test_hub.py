@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 
-from dedloc_kit import hub as hub_module
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, Repository, closed, described, training_state
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
@@ -90,7 +89,7 @@ def test_a_hub_that_fails_or_is_silent_may_be_asked_again(hub: LoopbackHub, monk
         Repository("us/model").claim(RUN)
     hub.failing.clear()
     hub.silent.set()
-    monkeypatch.setattr(hub_module, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("dedloc_kit.fetching.SILENCE_SECONDS", 0.2)
     with pytest.raises(HubUnavailable, match=r"(?i)time"):
         Repository("us/model").claim(RUN)
     hub.silent.clear()

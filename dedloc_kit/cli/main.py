@@ -32,8 +32,9 @@ from dedloc_kit.cli.commands import (
     status,
     tokenizer,
 )
-from dedloc_kit.display.console import complain, log_to_terminal
+from dedloc_kit.display.console import complain, log_to_terminal, mention
 from dedloc_kit.errors import UserError
+from dedloc_kit.fetching import tell_downloads
 from dedloc_kit.version import __version__
 
 COMMANDS = (
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     log_to_terminal()
+    tell_downloads(mention)
     try:
         if options.command != "announce":  # which an empty text takes back
             _check_none_empty(sys.argv[1:] if arguments is None else arguments)

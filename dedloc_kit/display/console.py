@@ -25,6 +25,11 @@ def complain(text: str) -> None:
     sys.stderr.write(f"dedloc: {printable(text)}\n")
 
 
+def mention(text: str) -> None:
+    """Say how something that takes long goes on."""
+    sys.stderr.write(f"{printable(text)}\n")
+
+
 def log_to_terminal() -> None:
     """Show warnings of this process, tracebacks included; they may quote what somebody sent."""
     handler = logging.StreamHandler()

@@ -12,6 +12,7 @@ from dedloc_kit.data.sources.shards import one_line
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
+from dedloc_kit.fetching import fetched
 from dedloc_kit.hub import repository_and_revision
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained
 from dedloc_kit.run.config import RunConfig
@@ -169,7 +170,12 @@ def _downloaded(repository: str, revision: str | None) -> str:
 
     files = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *WEIGHTS]
     try:
-        return snapshot_download(repository, revision=revision, allow_patterns=files)
+        return str(
+            fetched(
+                repository,
+                lambda bar: snapshot_download(repository, revision=revision, allow_patterns=files, tqdm_class=bar),
+            )
+        )
     except (OSError, ValueError) as error:
         raise UserError(
             f"{repository} is neither a folder nor a model that is open to you on the Hub ({one_line(error)}); "

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from dedloc_kit.fetching import SILENCE_SECONDS, bound_silence
+
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds before a request is made again."""
 _SAFE = {"GET", "HEAD"}
@@ -26,16 +28,19 @@ def _client() -> Any:
     from huggingface_hub.utils._http import default_client_factory
 
     client: Any = default_client_factory()
+    bound_silence(client)
     ask = client.send
     # huggingface_hub has its own choice of library.
     broken: type[Exception] = sys.modules[type(client).__module__.partition(".")[0]].TransportError
 
     def ask_patiently(request: Any, **how: Any) -> Any:
+        began = time.monotonic()
         for pause in PAUSES if request.method in _SAFE else ():
             try:
                 answer = ask(request, **how)
             except broken:
-                pass
+                if time.monotonic() - began >= SILENCE_SECONDS:
+                    raise
             else:
                 if answer.status_code not in _BUSY:
                     return answer

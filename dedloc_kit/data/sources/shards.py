@@ -22,6 +22,7 @@ from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_
 from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.data.sources.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
+from dedloc_kit.fetching import by_plain_http
 from dedloc_kit.run.places import HAVE_IT_HERE
 from dedloc_kit.run.section import HUB_REPOSITORY
 from dedloc_kit.run.task import Source
@@ -353,8 +354,9 @@ def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     retries = Retries(source.dataset, warn)
     while True:
         try:
-            commit = commit_of(source.dataset, source.revision)
-            builder = load_dataset_builder(source.dataset, name=source.subset, revision=commit)
+            with by_plain_http():
+                commit = commit_of(source.dataset, source.revision)
+                builder = load_dataset_builder(source.dataset, name=source.subset, revision=commit)
             break
         except UserError:
             raise
