@@ -1,10 +1,12 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
+from dedloc_kit.fetching import arrived
 from dedloc_kit.grid import ExpertHost, ExpertLayer, held
 from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
 from dedloc_kit.records.experts import MAX_ASSIGNED_HOSTS
@@ -13,6 +15,9 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.parts import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
+
+RATE_SECONDS = 3.0
+"""Over which the rate of a download is taken."""
 
 
 class Event(BaseModel):
@@ -32,6 +37,36 @@ class Loading(Event):
     event: Literal["loading"] = "loading"
     received_bytes: int
     total_bytes: int
+    bytes_per_second: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """`23.0 of 72.1 MB, 1.5 MB/s`."""
+        return arrived(self.received_bytes, self.total_bytes, self.bytes_per_second)
+
+
+def telling_loaded(
+    emit: "Callable[[AnyEvent], None]", clock: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
+    """What emits the progress of a download, of how many bytes have arrived and of how many.
+
+    :param clock: seconds
+    """
+    mark, rate = (clock(), 0), 0.0
+
+    def tell(received: int, total: int) -> None:
+        nonlocal mark, rate
+        now = clock()
+        if received < mark[1]:  # another download
+            mark, rate = (now, received), 0.0
+        elif now > mark[0]:
+            if now - mark[0] >= RATE_SECONDS or not rate:
+                rate = (received - mark[1]) / (now - mark[0])
+            if now - mark[0] >= RATE_SECONDS:
+                mark = now, received
+        emit(Loading(received_bytes=received, total_bytes=total, bytes_per_second=rate))
+
+    return tell
 
 
 class Hosted(Event):

@@ -76,7 +76,9 @@ def fetched(
     with _Watch(what, silence, every, tell or (_tell[0] if _tell else _log.info)) as watch:
         try:
             return Path(download(watch.bar))
-        except RuntimeError as error:  # of hf_xet, aborted or not
+        except (RuntimeError, KeyboardInterrupt) as error:  # of hf_xet, aborted or not
+            if isinstance(error, KeyboardInterrupt) and not (watch.silent and str(error)):
+                raise  # of a person; hf_xet's own says more
             if not watch.silent:
                 _log.warning("%s: the Hub's chunk store fails (%s); going on by plain HTTP", what, _short(error))
             _leave_chunk_store()
@@ -150,11 +152,13 @@ class _Watch:
         total = min((bar.total for bar in self._bars if bar.total), default=0.0)
         if not total:
             return "nothing has come yet"
-        return f"{min(done, total) / 1e6:.1f} of {total / 1e6:.1f} MB have come, {_rate(rate)}"
+        return arrived(min(done, total), total, rate)
 
 
-def _rate(rate: float) -> str:
-    return f"{rate / 1e6:.1f} MB/s" if rate >= 1e5 else f"{rate / 1e3:.2g} kB/s"
+def arrived(done: float, total: float, rate: float) -> str:
+    """How far a download is, of bytes and bytes per second: `23.0 of 72.1 MB, 1.5 MB/s`."""
+    fast = f"{rate / 1e6:.1f} MB/s" if rate >= 1e5 else f"{rate / 1e3:.2g} kB/s"
+    return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB, {fast}"
 
 
 def _in_chunk_store() -> bool:

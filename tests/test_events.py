@@ -3,6 +3,7 @@
 import pytest
 
 from dedloc_kit import events
+from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.grid import ExpertHost, ExpertLayer
 from dedloc_kit.records.orders import Announcement
 from dedloc_kit.records.steps import GlobalStep
@@ -138,3 +139,22 @@ def test_the_name_tells_events_apart() -> None:
 def test_a_line_that_is_no_event_is_a_value_error(line: str | bytes) -> None:
     with pytest.raises(ValueError, match="validation error"):
         events.parse_event(line)
+
+
+def test_a_download_tells_how_fast_it_goes_also_where_hardly_anything_comes() -> None:
+    now = [0.0]
+    told: list[events.AnyEvent] = []
+    display = RunDisplay(64, clock=lambda: now[0])
+    tell = events.telling_loaded(told.append, clock=lambda: now[0])
+    for received in (0, 20_000_000, 40_000_000, 40_000_020, 40_000_040):
+        tell(received, 100_000_000)
+        now[0] += 10.0
+    texts = [event.text for event in told if isinstance(event, events.Loading)]
+    assert texts[1] == "20.0 of 100.0 MB, 2.0 MB/s"
+    assert texts[-1] == "40.0 of 100.0 MB, 0.002 kB/s"
+    with display.console.capture() as shown:
+        for event in told:
+            display.show(event)
+            now[0] += 10.0
+    assert shown.get().splitlines()[-1] == f"the training state arrives: {texts[-1]}"
+    assert len(shown.get().splitlines()) == 5, "a trickle is told too"

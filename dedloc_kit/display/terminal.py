@@ -1,5 +1,8 @@
 """The terminal's view of a run: one line per thing that happened, and a bar for the global batch."""
 
+import time
+from collections.abc import Callable
+
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from dedloc_kit.display.bar import BarDisplay
@@ -21,6 +24,9 @@ from dedloc_kit.events import (
 )
 from dedloc_kit.records.evaluation import NO_SHARES
 
+LOADING_SECONDS = 10.0
+"""Between two lines about a download, at most."""
+
 
 class RunDisplay(BarDisplay):
     """Shows the events of one worker; whatever comes from others is escaped.
@@ -28,12 +34,12 @@ class RunDisplay(BarDisplay):
     Why a worker failed is not shown here: whoever started it says that, once, at the end.
     """
 
-    def __init__(self, global_batch: int) -> None:
+    def __init__(self, global_batch: int, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(
             TextColumn("  next step"), BarColumn(), MofNCompleteColumn(), TextColumn("samples  {task.fields[note]}")
         )
         self._global_batch = global_batch
-        self._loaded_quarters = 0
+        self._loaded_quarters, self._clock, self._loading_told = 0, clock, clock()
         self._task = self._bar.add_task("batch", total=global_batch, note="")
 
     def show(self, event: AnyEvent, who: str = "") -> None:
@@ -43,10 +49,10 @@ class RunDisplay(BarDisplay):
             case State(text=text):
                 self.line(f"{prefix}{text}", "dim")
             case Loading(received_bytes=received, total_bytes=total):
-                quarter = 4 * received // max(1, total)
-                if quarter > self._loaded_quarters:
-                    megabytes = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB"
-                    self.line(f"{prefix}{megabytes} of the training state have arrived", "dim")
+                quarter, now = 4 * received // max(1, total), self._clock()
+                if quarter > self._loaded_quarters or now - self._loading_told >= LOADING_SECONDS:
+                    self.line(f"{prefix}the training state arrives: {event.text}", "dim")
+                    self._loading_told = now
                 self._loaded_quarters = quarter
             case Hosted(kept=kept, copies=copies):
                 self.line(f"{prefix}holding {count(kept, 'expert')}, standing in for {copies} more", "dim")

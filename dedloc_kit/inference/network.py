@@ -113,8 +113,7 @@ class Network:
         if isinstance(event, State | Warned):
             self._told(event.text)
         if isinstance(event, Loading):
-            done, total = event.received_bytes / 1e6, event.total_bytes / 1e6
-            self._told(f"downloading the model's ends: {done:.0f} of {total:.0f} MB")
+            self._told(f"downloading the model's ends: {event.text}")
         if isinstance(event, Joined | Failed | Left):
             self._joined.set()
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State
+from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
@@ -52,7 +52,7 @@ def lender(
         preferred_port=recall(peer.folder, run.run_id).port,
         stop=stop,
         on_step=on_step,
-        on_loading=lambda received, total: emit(Loading(received_bytes=received, total_bytes=total)),
+        on_loading=telling_loaded(emit),
     ) as me:
         _check_reach(me)
         introduce(me, Lost(), stopped, emit)

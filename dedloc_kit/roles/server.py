@@ -16,7 +16,7 @@ from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
+from dedloc_kit.events import AnyEvent, Began, Joined, Left, Served, ServerSeen, State, Warned, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
@@ -199,11 +199,7 @@ class _Server:
         self._span = self._span or span
         self._me.offers.tell()
         self._emit(State(text=f"loading the layers {span}"))
-
-        def on_progress(received: int, total: int) -> None:
-            self._emit(Loading(received_bytes=received, total_bytes=total))
-
-        module = self._disk.load(self._version, span, on_progress)
+        module = self._disk.load(self._version, span, telling_loaded(self._emit))
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
         self._me.loop.soon(self._spans.hold, Held(module, self._version.manifest), *also)
         self._span, self._state = span, "online"

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
+from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
@@ -114,10 +114,7 @@ def stage_volunteer(
         return [Newcomer(run, node, entry.signer, peer, stages, fits).choose(stop)]
 
     def caller(_: int, stage: StageTask) -> Caller:
-        def on_loading(received: int, total: int) -> None:
-            emit(Loading(received_bytes=received, total_bytes=total))
-
-        return Caller(stop, peer.last_step(run), telling_steps(lambda: me, emit), on_loading)
+        return Caller(stop, peer.last_step(run), telling_steps(lambda: me, emit), telling_loaded(emit))
 
     with connected_to_stages(run, peer, entry, known, choose, caller, follower=False) as (task, (me,)):
         lost = Lost()

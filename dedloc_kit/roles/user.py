@@ -27,7 +27,7 @@ from dedloc_kit.blocks.plans.plan import Server
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State, Warned
+from dedloc_kit.events import AnyEvent, Joined, Left, State, Warned, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
@@ -227,11 +227,7 @@ class _User:
         if source is not None and not self.versions.fixed:
             raise UserError("a source is for a model that stays as it is; leave it out for one that a run trains")
         belongings = Belongings(version, self._manifest, self._store, source)
-
-        def on_progress(received: int, total: int) -> None:
-            self._emit(Loading(received_bytes=received, total_bytes=total))
-
-        belongings.obtain(names, self._me.loop, self._me.donors(), self._me.content, on_progress)
+        belongings.obtain(names, self._me.loop, self._me.donors(), self._me.content, telling_loaded(self._emit))
         return {"files": str(belongings.folder or ""), "store": str(self._store.folder)}
 
     def _session(self, values: Mapping[str, Any], form: Form) -> RemoteSession:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
+from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
@@ -84,9 +84,7 @@ def volunteer(
 
     tell_step = telling_steps(lambda: me, emit)
 
-    def on_loading(received: int, total: int) -> None:
-        emit(Loading(received_bytes=received, total_bytes=total))
-
+    on_loading = telling_loaded(emit)
     known = initial_peers(invitation, peer.folder)
     with connected(
         run,

@@ -140,8 +140,8 @@ class ServingSession:
         match notice:
             case State(text=text) if self._wish == "serve":
                 self._set(text=text)
-            case Loading(received_bytes=received, total_bytes=total):
-                self._set(text=f"getting the weights: {received / 1e6:.0f} of {total / 1e6:.0f} MB")
+            case Loading():
+                self._set(text=f"getting the weights: {notice.text}")
             case Joined():
                 self._set(phase="serving")
             case Served(layers=layers, mine=mine, servers=servers, version=version):

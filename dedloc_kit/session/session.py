@@ -165,10 +165,9 @@ class Session:
                     self._set(text=text)
                 elif self._now.phase == "training" and text != "training":  # the organizer has paused the run
                     self._set(phase="waiting", text=text)
-            case Loading(received_bytes=received, total_bytes=total):
+            case Loading():
                 if self._now.phase in ("starting", "loading"):
-                    megabytes = f"{received / 1e6:.0f} of {total / 1e6:.0f} MB"
-                    self._set(phase="loading", text=f"downloading the model: {megabytes}")
+                    self._set(phase="loading", text=f"downloading the model: {notice.text}")
             case Joined():
                 self._earlier_samples += self._worker_samples
                 self._earlier_carried += self._worker_carried

@@ -32,7 +32,7 @@ class Snapshot:
 
     phase: Phase = "starting"
     text: str = "starting"
-    """What goes on, in words: `downloading the model: 23 of 72 MB`."""
+    """What goes on, in words: `downloading the model: 23.0 of 72.1 MB, 1.5 MB/s`."""
     run_id: str = ""
     about: str = ""
     """What this run is and for whom, as the organizer wrote it; may be empty."""
