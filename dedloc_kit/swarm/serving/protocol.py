@@ -106,6 +106,10 @@ class Call(Record):
             if not (int(positions.min()) >= 0 and int(positions.max()) < length):
                 raise Refusal("positions", f"positions from {positions.min()} to {positions.max()}, of {length}")
 
+    def follows(self) -> Past:
+        """Raises ValueError for what cannot be."""
+        return Past(self.past)
+
     def attention_mask(self) -> Tensor | None:
         if self.mask is None:
             return None

@@ -1,7 +1,7 @@
 """Clients and servers of layers that take more than their part: memory, and the time of others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dedloc_kit.swarm.network.service import Stream, encode
-from dedloc_kit.swarm.remote.tensors import TensorHead
+from dedloc_kit.swarm.remote.tensors import TensorHead, receive_tensor, send_tensor
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Neighbours,
@@ -24,6 +24,8 @@ from dedloc_kit.swarm.serving.protocol import (
     call,
     receive_reply,
 )
+from dedloc_kit.swarm.serving.server import chunks
+from dedloc_kit.swarm.serving.server.computing import Computing, Priority
 from dedloc_kit.swarm.serving.server.server import PushService, SpanService
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
@@ -52,8 +54,10 @@ def swarm(whole: Any) -> Iterator[Swarm]:
 
 
 @asynccontextmanager
-async def session(swarm: Swarm, name: str, length: int, of: str = "mallory") -> AsyncIterator[Stream]:
-    """One of a client of server `a`, which says that it is also the server before it."""
+async def session(
+    swarm: Swarm, name: str, length: int, of: str = "mallory", server: str = "a"
+) -> AsyncIterator[Stream]:
+    """One of a client of this server, which says that it is also the server before it."""
     opening = Open(
         session=name,
         version=VERSION,
@@ -64,7 +68,7 @@ async def session(swarm: Swarm, name: str, length: int, of: str = "mallory") -> 
         form="float32",
         neighbours=Neighbours(previous=of),
     )
-    async with swarm.network.endpoint(of).open("a", SpanService, encode(opening)) as stream:
+    async with swarm.network.endpoint(of).open(server, SpanService, encode(opening)) as stream:
         assert await receive_reply(stream) == Opened()
         yield stream
 
@@ -143,3 +147,68 @@ def test_what_one_peer_sends_takes_its_part_of_the_memory_and_no_more(swarm: Swa
         assert torch.equal(written(swarm.model()), written(swarm.whole))
     finally:
         swarm.run(stack.aclose())
+
+
+class Between(Computing):
+    """Does something before the second chunk of a call of training."""
+
+    def __init__(self, act: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(chunk=8)
+        self._act, self._trained = act, 0
+
+    async def run(self, priority: int, function: Callable[[], Any]) -> Any:
+        self._trained += priority == Priority.TRAINING
+        if priority == Priority.TRAINING and self._trained == 2:
+            await self._act()
+        return await super().run(priority, function)
+
+
+@pytest.mark.parametrize("kind", [Pass, Backward])
+def test_an_honest_token_is_answered_between_the_chunks_of_a_long_call(
+    swarm: Swarm, kind: type[Pass | Backward]
+) -> None:
+    """It waited for 20 seconds for one pass of 4,096 tokens."""
+    long, order = torch.randn(1, 64, WIDTH), list[str]()
+
+    async def honest() -> None:
+        async with session(swarm, SESSIONS[1], 8, "honest", "c") as client:
+            await client.send(encode(Step(**call(TOKEN, None, None), number=1)))
+            await send_tensor(client, TOKEN)
+            assert await receive_reply(client) == Output(number=1)
+            await receive_tensor(client, TOKEN.shape)
+        order.append("honest")
+
+    async def attack() -> None:
+        async with session(swarm, SESSIONS[0], 64, server="c") as client:
+            await client.send(encode(kind(**call(long, None, None))))
+            for _ in range(1 + (kind is Backward)):
+                await send_tensor(client, long)
+            while not isinstance(await receive_reply(client), Output):
+                pass
+        order.append("long")
+
+    computing = Between(honest)
+    try:
+        swarm.known("honest")
+        swarm.add("c", 0, 2, computing)
+        swarm.run(attack())
+    finally:
+        computing.close()
+    assert order == ["honest", "long"]
+
+
+@pytest.mark.parametrize("kind", [Pass, Backward])
+def test_a_call_whose_attention_would_take_too_much_memory_is_not_received(
+    swarm: Swarm, kind: type[Pass | Backward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = swarm.whole.config.num_attention_heads
+    monkeypatch.setattr(chunks, "SCORES", heads * (63 if kind is Pass else 63 * 64))
+
+    async def attack() -> Reply:
+        async with session(swarm, SESSIONS[0], 64) as client:
+            await client.send(encode(kind(rows=1, tokens=64)))
+            return await receive_reply(client)
+
+    refused = swarm.run(attack())
+    assert isinstance(refused, Refused)
+    assert refused.why == "length"

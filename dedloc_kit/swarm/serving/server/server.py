@@ -4,20 +4,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 
-import torch
 from torch import Tensor
 
-from dedloc_kit.blocks.adapters import adapted
-from dedloc_kit.blocks.span import Span
 from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.bounds import ByteBudget, TooMuch
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.listening import Listening
-from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
+from dedloc_kit.swarm.remote.tensors import BadTensor, receive_tensor, send_tensor
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Call,
@@ -35,6 +31,7 @@ from dedloc_kit.swarm.serving.protocol import (
     receive_reply,
     receive_request,
 )
+from dedloc_kit.swarm.serving.server import chunks
 from dedloc_kit.swarm.serving.server.adapters import Adapters, flat
 from dedloc_kit.swarm.serving.server.computing import FEW_TOKENS, Computing, Priority
 from dedloc_kit.swarm.serving.server.sessions import UNUSED_SECONDS, Budget, Held, Session, call_bytes
@@ -133,6 +130,7 @@ class SpanService(Service):
         """Tokens times layers."""
         self._opener, self._room, self._count = opener, room, count
         self._computing = computing
+        self._backward = asyncio.Lock()  # one at a time: what goes into layers is kept meanwhile
 
     def hold(self, *held: Held) -> None:
         """What new sessions get from now on, the newest version first."""
@@ -229,6 +227,7 @@ class SpanService(Service):
     @contextmanager
     def _place(self, session: Session, call: Call) -> Iterator[None]:
         """While a call is received, computed and answered; raises Refusal if there is no room for it."""
+        chunks.check(call, session.span, backward=isinstance(call, Backward))
         size = call_bytes(call.rows, call.tokens, session.span.config.hidden_size)
         with ExitStack() as stack:
             try:
@@ -267,22 +266,11 @@ class SpanService(Service):
         await session.stream.send(encode(Done(number=step.number, pushed=pushed)))
 
     async def _computed(self, session: Session, step: Step, hidden: Tensor) -> Tensor:
-        """The output of a step, chunk by chunk."""
-        dtype = _dtype(session.span)
-        mask, positions = step.attention_mask(), step.position_ids()
         priority = Priority.TOKEN if step.rows * step.tokens <= FEW_TOKENS else Priority.PROMPT
-        size, outputs = max(1, self._computing.chunk // step.rows), list[Tensor]()
-        for at in range(0, step.tokens, size):
-            end = min(at + size, step.tokens)
-            given = (
-                hidden[:, at:end].to(dtype),
-                None if mask is None else mask[:, : step.past + end],
-                None if positions is None else positions[:, at:end],
-            )
-            more = partial(_more, session, step if at == 0 else None, *given)
-            outputs.append(await self._computing.run(priority, more))
+        given = session.past, session.span, step, hidden, session.opened.form
+        output = await chunks.forward(self._computing, priority, *given)
         self._served(session, step)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        return output
 
     async def _without_past(self, session: Session, asked: Pass | Backward) -> None:
         if asked.past:
@@ -292,14 +280,24 @@ class SpanService(Service):
             hidden = await self._came(session, asked, session.stream)
             gradient = await self._came(session, asked, session.stream) if isinstance(asked, Backward) else None
             async with session.lock:
-                work = self._computing.run(Priority.TRAINING, partial(_call, session, asked, hidden, gradient))
-                output, of_adapter = await alive_until(session.stream, work)
+                output, of_adapter = await alive_until(session.stream, self._training(session, asked, hidden, gradient))
                 self._served(session, asked)
                 await session.stream.send(encode(Output(number=0)))
                 await send_tensor(session.stream, output, form=session.opened.form)
                 await session.stream.send(encode(Done(number=0)))
-                if of_adapter is not None:
-                    await send_tensor(session.stream, of_adapter)
+                if of_adapter:
+                    await send_tensor(session.stream, flat(of_adapter))
+
+    async def _training(
+        self, session: Session, asked: Pass | Backward, hidden: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A span's output, or the gradient of its input, as they travel, and those of the adapter's tensors."""
+        span, form = session.span, session.opened.form
+        if gradient is None:
+            past = session.without_past(asked)
+            return await chunks.forward(self._computing, Priority.TRAINING, past, span, asked, hidden, form), {}
+        async with self._backward:
+            return await chunks.backward(self._computing, span, session.adapter, asked, hidden, gradient, form)
 
     def _served(self, session: Session, call: Call) -> None:
         tokens_layers = call.rows * call.tokens * session.span.config.num_hidden_layers
@@ -337,44 +335,6 @@ class SpanService(Service):
         line, session.line = session.line, None
         if line is not None:
             await line.close()
-
-
-def _more(
-    session: Session, begins: Step | None, hidden: Tensor, mask: Tensor | None, positions: Tensor | None
-) -> Tensor:
-    """The output of a chunk, as it travels.
-
-    :param begins: the step whose first one it is
-    """
-    if begins is not None:
-        try:
-            session.past.follow(begins.follows(), begins.rows)
-        except ValueError as error:
-            raise Refusal("past", str(error)) from None
-    return _sent(session.past.more(hidden, mask, positions), session.opened.form)
-
-
-def _call(session: Session, asked: Call, hidden: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A span's output, or the gradient of its input and that of the adapter, as they travel."""
-    given = hidden.to(_dtype(session.span)), asked.attention_mask(), asked.position_ids()
-    form = session.opened.form
-    if gradient is None:
-        with torch.no_grad():
-            return _sent(session.forward(*given), form), None
-    back, of_adapter = adapted.backward(session.span, *given, session.adapter, gradient)
-    return _sent(back, form), _sent(flat(of_adapter), "float32") if of_adapter else None
-
-
-def _sent(output: Tensor, form: Form) -> Tensor:
-    """As it travels."""
-    if not output.isfinite().all():
-        raise Refusal("failed", "the layers give NaN or infinity")
-    return in_form(output, form)
-
-
-def _dtype(span: Span) -> torch.dtype:
-    """In which it computes."""
-    return next(values.dtype for values in span.parameters() if values.is_floating_point())
 
 
 def _refused(error: ValueError) -> Refused:

@@ -13,7 +13,7 @@ from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.swarm.network.bounds import ByteBudget
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.remote.lines import Line
-from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step, request_bytes
+from dedloc_kit.swarm.serving.protocol import Call, Neighbours, Open, Refusal, Step, request_bytes
 
 SESSIONS_OF_A_PEER = 32
 SPARED = 4
@@ -133,6 +133,12 @@ class Session:
     ) -> Tensor:
         """As `Span.forward`."""
         return adapted.forward(self.span, hidden, mask, positions, cache, self.adapter)
+
+    def without_past(self, call: Call) -> CachedSpan:
+        """For the chunks of one call; raises Refusal if there is no room beside what this session remembers."""
+        own = self.past.rows * self.opened.length if self.past.tokens else 0
+        self._reservation.grow(own + call.rows * call.tokens)
+        return CachedSpan(self.span, self.forward)
 
     def pushed_by(self, pushing: "asyncio.Future[None] | None") -> None:
         """From now on by this alone, or by nobody any more."""
