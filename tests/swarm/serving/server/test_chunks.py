@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,8 +50,7 @@ def test_a_call_in_chunks_gives_what_it_gives_at_once_both_ways(computing: Count
     model = tiny.model(family)
     span, adapter = Span.of(model, BEGIN, END), everything(model).part(BEGIN, END)
 
-    def through(*given: Any) -> torch.Tensor:
-        return adapted.forward(span, *given, adapter)
+    through = partial(adapted.forward, span, adapter=adapter)
 
     async def both() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         past, asked = CachedSpan(span, through), Pass(**FIELDS)
@@ -60,7 +60,7 @@ def test_a_call_in_chunks_gives_what_it_gives_at_once_both_ways(computing: Count
 
     output, back, of_adapter = asyncio.run(both())
     right, theirs = adapted.backward(span, *GIVEN, adapter, GRADIENT)
-    near(output[MASK > 0], through(*GIVEN, None)[MASK > 0])
+    near(output[MASK > 0], through(*GIVEN, cache=None)[MASK > 0])
     near(back, right)
     assert of_adapter.keys() == theirs.keys()
     for name, values in theirs.items():
