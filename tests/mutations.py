@@ -5568,11 +5568,11 @@ MUTATIONS = (
         "tests/swarm/hostile/test_lengths.py -k answers_without_end",
     ),
     Mutation(
-        "a ledger's copy takes any memory",
-        "ledger/filling.py",
-        "resource.setrlimit(resource.RLIMIT_DATA, (most, most))",
+        "a text of a dictionary is expanded in all rows at once",
+        "data/sources/pages.py",
+        "rows = max(1, min(rows, MAX_BATCH // chunk.widest))",
         "pass",
-        "tests/test_ledger_copying.py -k gets_no_memory",
+        "tests/data/sources/test_pages.py -k a_few_at_a_time",
     ),
     Mutation(
         "who waits for nothing keeps its place",

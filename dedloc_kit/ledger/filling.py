@@ -1,8 +1,8 @@
 """Fills a new ledger from a copy, in a process of its own that gets so much memory and no more.
 
-A Parquet file of some hundred bytes may unpack to gigabytes, and of its sizes it says what it likes: only the system's
-own limit holds. `copying.restore` starts it as `python -m dedloc_kit.ledger.filling LEDGER COPY`; what is wrong is one
-line on its standard output.
+A Parquet file of some hundred bytes may unpack to gigabytes, and of its sizes it says what it likes: its pages are
+looked at, and for the rest the system's own limit holds. `copying.restore` starts it as
+`python -m dedloc_kit.ledger.filling LEDGER COPY`; what is wrong is one line on its standard output.
 """
 
 import json
@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ from dedloc_kit.run.section import PLAIN_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow import parquet
+
+    from dedloc_kit.data.sources.pages import Parquet
 
 MEMORY = 2**29
 """Bytes for everything that is unpacked."""
@@ -119,9 +121,9 @@ def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> N
         raise UserError("the copy of the ledger does not fit together; use another one")
 
 
-def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile") -> None:
+def _fill(connection: sqlite3.Connection, name: str, table: "Parquet") -> None:
     columns = {column.name: column for column in columns_of(connection, name)}
-    given = table.schema_arrow
+    given = table.schema
     missing = [column for column in columns if column not in given.names]
     if missing:
         raise ValueError(f"lacks the column '{missing[0]}'")
@@ -132,7 +134,8 @@ def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile
             raise ValueError(f"has the column '{field.name}' of another type")
     places = ", ".join("?" for _ in given.names)
     insert = f"INSERT INTO {name} ({', '.join(given.names)}) VALUES ({places})"
-    for batch in table.iter_batches(_BATCH_ROWS, use_threads=False):
+    groups = range(table.metadata.num_row_groups)
+    for batch in chain.from_iterable(table.batches(group, given.names, _BATCH_ROWS) for group in groups):
         if batch.nbytes > _MAX_GROUP_BYTES:
             raise ValueError("is too large")
         batch.validate(full=True)
@@ -191,22 +194,22 @@ def _check_pictures(batch: "pa.RecordBatch") -> None:
             raise ValueError("holds a picture under another one's name")
 
 
-def _opened(path: Path) -> "parquet.ParquetFile":
+def _opened(path: Path) -> "Parquet":
     """The file, unless it would take more memory or time than a ledger does."""
-    from pyarrow import parquet
+    from dedloc_kit.data.sources.pages import Parquet
 
     if path.stat().st_size > MAX_LEDGER_BYTES:
         raise ValueError("is too large")
-    table = parquet.ParquetFile(path, pre_buffer=False)
+    table = Parquet(path.open("rb"))
     groups = (table.metadata.row_group(n) for n in range(table.metadata.num_row_groups))
     if table.metadata.num_rows > _MAX_ROWS or any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
         raise ValueError("is too large")
     return table
 
 
-def _version_of(table: "parquet.ParquetFile") -> int:
+def _version_of(table: "Parquet") -> int:
     try:
-        version = int((table.schema_arrow.metadata or {})[VERSION_KEY])
+        version = int((table.schema.metadata or {})[VERSION_KEY])
     except (KeyError, ValueError):
         version = 0
     if version < 1:
@@ -223,6 +226,8 @@ def _reading(path: Path) -> Iterator[None]:
 
     try:
         yield
+    except UserError as error:
+        raise UserError(f"{path.name} {error}") from None
     except (ValueError, TypeError, OSError, OverflowError, MemoryError, sqlite3.IntegrityError, pa.ArrowException) as e:
         said = (str(e).splitlines() or [""])[0]
         what = said if type(e) is ValueError else f"cannot be read ({said:.200})"
@@ -230,7 +235,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    from pyarrow import parquet  # noqa: F401 (its libraries come before the limit)
+    from dedloc_kit.data.sources import pages  # noqa: F401 (its libraries come before the limit)
 
     confine()
     try:

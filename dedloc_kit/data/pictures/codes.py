@@ -123,7 +123,7 @@ def read_code_shard(
     """
 
     def check(schema: Any) -> None:
-        _check(schema, shard, pictures, vocabulary_hash)
+        _check(schema, pictures, vocabulary_hash)
 
     for table in tables(shard, [CAPTION, CODES, LABEL], check, warn):
         yield from _samples(table, shard, pictures, vocabulary)
@@ -133,14 +133,14 @@ def _maker(pictures: PictureCodes) -> str:
     return json.dumps(pictures.model_dump(exclude={"model"}), sort_keys=True)
 
 
-def _check(schema: Any, shard: Shard, pictures: PictureCodes, vocabulary_hash: str) -> None:
+def _check(schema: Any, pictures: PictureCodes, vocabulary_hash: str) -> None:
     metadata = schema.metadata or {}
     if not {CAPTION, CODES, LABEL} <= set(schema.names) or PICTURES not in metadata:
-        raise Unusable(f"{shard.path} holds no codes of pictures; write them with: dedloc images RUN.toml --shards")
+        raise Unusable("holds no codes of pictures; write them with: dedloc images RUN.toml --shards")
     if metadata[PICTURES] != _maker(pictures).encode():
-        raise Unusable(f"{shard.path} was written with another picture model than task.pictures says; {_AGAIN}")
+        raise Unusable(f"was written with another picture model than task.pictures says; {_AGAIN}")
     if metadata.get(VOCABULARY) != vocabulary_hash.encode():
-        raise Unusable(f"{shard.path} was written with another tokenizer than task.tokenizer; {_AGAIN}")
+        raise Unusable(f"was written with another tokenizer than task.tokenizer; {_AGAIN}")
 
 
 def _samples(table: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) -> Iterator[Captioned]:

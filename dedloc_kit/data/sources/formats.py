@@ -11,17 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow
-from pyarrow import parquet
-
 from dedloc_kit.data.sources.tables import MAX_ROW, TOO_LONG, Table
 from dedloc_kit.errors import UserError
 
 MAX_TEXT = 1_000_000
 """Characters of a document of a text file; a longer one is cut, so that a file without blank lines fits the memory."""
 
-_ROWS_AT_ONCE = 500
 _CHUNK = 2**20
 _HEAD = 4096
 _ZEROS = 0.2
@@ -56,7 +51,7 @@ def json_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
     # A number for each line, so that it can be found; blank ones are no rows.
     for number, value in enumerate(objects, start=1):
         if isinstance(value, dict):
-            yield _with_columns(value, columns, number)
+            yield with_columns(value, columns, number)
         elif value is not None:
             reason = value if isinstance(value, str) else f"is {type(value[0]).__name__}, not an object"
             yield BadRow(number, reason)
@@ -134,7 +129,7 @@ def csv_rows(file: Any, columns: tuple[str, ...], delimiter: str) -> Iterator[Ro
         if isinstance(values, str):
             yield BadRow(table.line, values)
         elif len(values) == len(names):
-            yield _with_columns(dict(zip(names, values, strict=True)), columns, table.line)
+            yield with_columns(dict(zip(names, values, strict=True)), columns, table.line)
         elif values:
             yield BadRow(table.line, f"has {len(values)} fields where the first line names {len(names)}")
 
@@ -145,7 +140,7 @@ def text_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
     _head(buffered)
     text = io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape")
     for number, document in enumerate(_documents(text), start=1):
-        yield _with_columns({"text": document}, columns, number)
+        yield with_columns({"text": document}, columns, number)
 
 
 def _documents(text: io.TextIOWrapper) -> Iterator[str]:
@@ -164,45 +159,6 @@ def _documents(text: io.TextIOWrapper) -> Iterator[str]:
         yield "".join(kept).rstrip("\n")
 
 
-def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterator[Row]:
-    """The rows of a Parquet file from the row `first` on (0: all), with the columns alone.
-
-    Row groups before that one are not read.
-    """
-    opened = parquet.ParquetFile(file)
-    missing = _missing(opened.schema_arrow.names, columns)
-    if missing:
-        raise Unusable(missing)
-    sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
-    begins = np.cumsum([0, *sizes])
-    skipped = int(np.searchsorted(begins[1:], first, side="right"))
-    number = int(begins[skipped])
-    for group in range(skipped, len(sizes)):  # one by one: a broken one takes no rows of its neighbours along
-        for batch in opened.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=list(columns)):
-            before = min(max(first - number, 0), batch.num_rows)
-            number += before
-            for row in _rows(batch.slice(before)):
-                number += 1
-                yield BadRow(number, row) if isinstance(row, str) else _with_columns(row, columns, number)
-
-
-def _rows(batch: pyarrow.RecordBatch) -> Iterable[dict[str, Any] | str]:
-    try:
-        found: list[dict[str, Any] | str] = batch.to_pylist()
-        return found
-    except ValueError:  # one of them holds bytes that are no text, or a date that is none
-        return [_row(batch, row) for row in range(batch.num_rows)]
-
-
-def _row(batch: pyarrow.RecordBatch, row: int) -> dict[str, Any] | str:
-    try:
-        return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    except UnicodeDecodeError:
-        return "is not UTF-8"
-    except ValueError as error:
-        return str(error)
-
-
 def _head(file: "io.BufferedReader[Any]") -> bytes:
     """The beginning of a file of text without its byte-order mark; raises Unusable if it is no UTF-8 as a whole."""
     head = file.peek(_HEAD)[:_HEAD]
@@ -213,16 +169,16 @@ def _head(file: "io.BufferedReader[Any]") -> bytes:
     return head.removeprefix(_BOM8)
 
 
-def _with_columns(row: dict[str, Any], columns: tuple[str, ...], number: int) -> Row:
-    missing = _missing(row, columns)
-    if missing:
-        return BadRow(number, missing)
+def with_columns(row: dict[str, Any], columns: tuple[str, ...], number: int) -> Row:
+    """A row, if it has the columns and texts in them."""
+    if reason := missing(row, columns):
+        return BadRow(number, reason)
     if any(isinstance(row[column], str) and _SURROGATE.search(row[column]) for column in columns):
         return BadRow(number, "is not UTF-8; if most are not, convert the file with: iconv -f LATIN1 -t UTF-8")
     return row
 
 
-def _missing(names: Iterable[str], columns: tuple[str, ...]) -> str:
+def missing(names: Iterable[str], columns: tuple[str, ...]) -> str:
     """What to say if one of the columns is not there; empty if all are."""
     names = sorted(names)
     for column in columns:

@@ -17,8 +17,9 @@ import fsspec
 import pyarrow
 from pyarrow import parquet
 
-from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
+from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, text_rows
 from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of
+from dedloc_kit.data.sources.pages import parquet_rows
 from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.data.sources.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError

@@ -10,6 +10,7 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.data.sources.formats import Unusable
+from dedloc_kit.data.sources.pages import Parquet
 from dedloc_kit.data.sources.shards import Retries, Shard, Warn, opened
 from dedloc_kit.data.text.tokens import Document, Ids, ids_dtype
 
@@ -56,14 +57,14 @@ def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: 
     Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if
     the file holds no token ids or those of another vocabulary, and whatever pyarrow raises if it cannot be read.
     """
-    for table in tables(shard, [TOKENS, SENTENCES], lambda schema: _check(schema, shard, vocabulary_hash), warn):
+    for table in tables(shard, [TOKENS, SENTENCES], lambda schema: _check(schema, vocabulary_hash), warn):
         yield from _documents(table, shard, vocabulary)
 
 
 def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn: Warn) -> Iterator[Any]:
     """The shard's rows, as a table for each row group that holds some of them.
 
-    :param check: is given the schema of the file first, and raises Unusable if it is not right
+    :param check: is given the schema of the file first, and raises Unusable if it is not right, without its path
 
     Errors as `read_token_shard`.
     """
@@ -72,32 +73,33 @@ def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn:
     while True:
         try:
             with opened(shard.path) as content:
-                file = parquet.ParquetFile(content)
-                check(file.schema_arrow)
+                file = Parquet(content)
+                check(file.schema)
                 begin = 0
-                for group in range(file.num_row_groups):
+                for group in range(file.metadata.num_row_groups):
                     size = file.metadata.row_group(group).num_rows
                     wanted = shard.of_group(begin, size)
                     begin += size
                     if group >= done and wanted:
-                        yield file.read_row_group(group, columns=columns).slice(wanted.start, len(wanted))
+                        yield file.table(group, columns).slice(wanted.start, len(wanted))
                         done = group + 1
                         retries.worked()
             return
+        except Unusable as error:
+            raise Unusable(f"{shard.path} {error}") from None
         except Exception as error:
             retries.wait_or_raise(error)
 
 
-def _check(schema: Any, shard: Shard, vocabulary_hash: str) -> None:
+def _check(schema: Any, vocabulary_hash: str) -> None:
     if not {TOKENS, SENTENCES} <= set(schema.names):
         raise Unusable(
-            f"{shard.path} has no columns '{TOKENS}' and '{SENTENCES}'; "
+            f"has no columns '{TOKENS}' and '{SENTENCES}'; "
             "write it with: dedloc tokenizer RUN.toml --shards, or leave 'tokenized' out of the source"
         )
     if (schema.metadata or {}).get(VOCABULARY) != vocabulary_hash.encode():
         raise Unusable(
-            f"{shard.path} was written with another tokenizer than the run's; "
-            "write it again with: dedloc tokenizer RUN.toml --shards"
+            "was written with another tokenizer than the run's; write it again with: dedloc tokenizer RUN.toml --shards"
         )
 
 
