@@ -13,12 +13,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, text_rows
 from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of
+from dedloc_kit.data.sources.packed import PACKED, opened, unpacking
 from dedloc_kit.data.sources.pages import parquet_rows
 from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.data.sources.splits import canonical, files_in, split_of
@@ -47,7 +46,6 @@ _LOADERS = {
     ".arrow": "arrow",
     ".tar": "webdataset",
 }
-_PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _READERS: dict[str, Callable[[Any, tuple[str, ...]], Iterator[Row]]] = {
     "parquet": parquet_rows,
     "json": json_rows,
@@ -145,16 +143,6 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
             retries.wait_or_raise(error)
 
 
-def opened(path: str) -> Any:
-    """A file of a dataset to read bytes from, unpacked if its name says that it is packed."""
-    # A local name may hold anything; fsspec would look for protocols in it.
-    file: Any = fsspec.open(path, "rb").open() if "://" in path else Path(path).open("rb")  # noqa: SIM115
-    packed = _PACKED.get(Path(path).suffix.lower())
-    if packed == "zstd":  # Python has no codec for it before 3.14
-        return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), packed)
-    return fsspec.compression.compr[packed](file, mode="rb") if packed else file
-
-
 def count_rows(shard: Shard, warn: Warn) -> int:
     """How many rows its file has. A Parquet file says it; another one is read through, which only a local one is.
 
@@ -170,7 +158,7 @@ def count_rows(shard: Shard, warn: Warn) -> int:
         try:
             if shard.loader != "parquet":
                 return sum(1 for _ in _rows(shard, (), 0))
-            with opened(shard.path) as file:
+            with opened(shard.path, parquet=True) as file:
                 return int(parquet.ParquetFile(file).metadata.num_rows)
         except Unusable as error:
             raise Unusable(f"{shard.path} {error}") from None
@@ -185,7 +173,7 @@ def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
     if read is None or _loader_of(Path(shard.path)) is None:
         yield from islice(_rows_of_datasets(shard, columns), first, None)
         return
-    with opened(shard.path) as file:
+    with opened(shard.path, parquet=read is parquet_rows) as file, unpacking():
         if read is parquet_rows:
             yield from parquet_rows(file, columns, first)
         else:
@@ -193,6 +181,8 @@ def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
 
 
 def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
+    if "://" not in shard.path:
+        opened(shard.path).close()  # which tells what it really is
     rows = _open(shard)
     # `decode(False)` leaves values of mixed types as JSON, texts too.
     encoded = [name for name, feature in (rows.features or {}).items() if type(feature).__name__ == "Json"]
@@ -293,7 +283,7 @@ def _open(shard: Shard) -> Any:
 
 
 def _loader_of(path: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
     return _LOADERS.get(suffixes[-1]) if suffixes else None
 
 
@@ -302,7 +292,7 @@ def _local_shard(path: Path) -> Shard:
     if loader is None:
         raise UserError(
             f"{path} is none of the known kinds of data; use one of: {', '.join(_LOADERS)} "
-            f"(text also packed: {', '.join(_PACKED)})"
+            f"(text also packed: {', '.join(PACKED)})"
         )
     return Shard(str(path), loader)
 

@@ -10,8 +10,9 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.data.sources.formats import Unusable
+from dedloc_kit.data.sources.packed import opened
 from dedloc_kit.data.sources.pages import Parquet
-from dedloc_kit.data.sources.shards import Retries, Shard, Warn, opened
+from dedloc_kit.data.sources.shards import Retries, Shard, Warn
 from dedloc_kit.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
@@ -72,7 +73,7 @@ def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn:
     done = 0
     while True:
         try:
-            with opened(shard.path) as content:
+            with opened(shard.path, parquet=True) as content:
                 file = Parquet(content)
                 check(file.schema)
                 begin = 0
