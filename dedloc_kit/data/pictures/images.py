@@ -124,6 +124,7 @@ def _prepare_pillow() -> None:
     from PIL import Image, PngImagePlugin
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", "Corrupt EXIF data")
     PngImagePlugin.MAX_TEXT_MEMORY = PngImagePlugin.MAX_TEXT_CHUNK  # text is unpacked before the size is known
     Image.core.set_block_size(_BLOCK)  # type: ignore[attr-defined]
 
@@ -152,7 +153,7 @@ _memory = _Memory(MEMORY)
 
 
 def decode(data: bytes, size: int, *, on_white: bool = False) -> Pixels:
-    """The middle square of a picture, resized: [size, size, 3].
+    """The middle square of a picture, resized and turned as its EXIF says: [size, size, 3].
 
     Any kind of picture becomes red, green and blue, a small one is enlarged, and of a moving one the first is taken.
     All threads together take `MEMORY`; a thread waits for its part. Raises ValueError if the file is broken,
@@ -171,7 +172,7 @@ def decode(data: bytes, size: int, *, on_white: bool = False) -> Pixels:
                 raise ValueError(f"{width} x {height} pixels are too many")
             with _memory.reserved(needed):
                 colours = _in_colours(picture, on_white)
-                return np.asarray(ImageOps.fit(colours, (size, size), Image.Resampling.BILINEAR))
+                return np.asarray(_turned(ImageOps.fit(colours, (size, size), Image.Resampling.BILINEAR), picture))
     except UnidentifiedImageError:
         raise ValueError(f"holds no picture that can be decoded (none of {', '.join(FORMATS)})") from None
     except Exception as error:  # whatever a broken file makes its decoder raise
@@ -191,6 +192,20 @@ def _needed(picture: "Image.Image", size: int) -> int:
     else:
         bytes_per_pixel = _RGB_BYTES_PER_PIXEL if _is_plain(picture) else _BYTES_PER_PIXEL
     return coefficients + picture.width * picture.height * bytes_per_pixel
+
+
+def _turned(square: "Image.Image", picture: "Image.Image") -> "Image.Image":
+    """The middle square of a picture, turned as the picture says that it should be looked at."""
+    from PIL import ExifTags, ImageOps
+
+    try:
+        orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # whatever broken EXIF makes its reader raise: the picture is good without
+        return square
+    exif = square.getexif()
+    exif.clear()
+    exif[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(square)
 
 
 def _is_plain(picture: "Image.Image") -> bool:

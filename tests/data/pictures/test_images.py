@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin
 
 from dedloc_kit.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.data.sources.losses import Loss
@@ -73,6 +73,25 @@ def test_a_picture_without_colours_keeps_its_grays(mode: str, levels: int) -> No
     assert abs(pixels[4, ::2, 0] - np.array(grays)).max() <= 1
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_exif_says(kind: str, mode: str, orientation: int) -> None:
+    corner = Image.new("RGB", (96, 64))
+    corner.paste((255, 255, 255), (16, 0, 48, 32))  # of the middle square
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    pixels = decode(encoded(corner.convert(mode), kind, exif=exif), 8).astype(int)
+    places = {1: "top left", 2: "top right", 3: "bottom right", 4: "bottom left"}
+    places |= {5: "top left", 6: "top right", 7: "bottom right", 8: "bottom left"}
+    corners = {"top left": (0, 0), "top right": (0, 7), "bottom right": (7, 7), "bottom left": (7, 0)}
+    assert {name for name, place in corners.items() if pixels[place].min() > 200} == {places[orientation]}
+
+
+def test_a_picture_whose_exif_is_broken_is_as_it_stands() -> None:
+    assert is_red(encoded(RED, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\xff"))
+
+
 def test_a_picture_is_resized_whole_up_to_its_middle_square() -> None:
     wide = Image.new("RGB", (60, 20))
     wide.paste((255, 255, 255), (20, 0, 40, 20))
@@ -109,7 +128,7 @@ LARGE = """
 import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin
 from dedloc_kit.data.pictures.images import decode
 
 file = io.BytesIO()
