@@ -11,6 +11,7 @@ from typing import Any
 from dedloc_kit.data.overlap import Fingerprints
 from dedloc_kit.data.pictures.codes import Captioned
 from dedloc_kit.data.pictures.images import file_of, flaw
+from dedloc_kit.data.sources.charsets import is_garbled
 from dedloc_kit.data.sources.formats import BadRow
 from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
 from dedloc_kit.data.sources.splits import canonical
@@ -23,6 +24,8 @@ ROWS = 1000
 """Of each file, at most."""
 SHOWN, SHOWN_CHARACTERS = 3, 80
 _TAIL = 1 << 20
+_LOOKED_AT = 10_000
+"""Characters of a document, of which its encoding is told."""
 _SHORT, _LONG = 100, 1_000_000
 """Characters: fewer on average are lines rather than documents, and more whole books."""
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}")
@@ -44,6 +47,8 @@ class Survey:
     _read: int = 0
     _characters: int = 0
     _escaped: int = 0
+    _garbled: int = 0
+    _lost: int = 0
     _first: list[str] = field(default_factory=list)
 
     def note(self, text: str, fingerprint: int) -> None:
@@ -52,6 +57,8 @@ class Survey:
         self._read += 1
         self._characters += len(text)
         self._escaped += bool(_ESCAPE.search(text))
+        self._garbled += is_garbled(text[:_LOOKED_AT])
+        self._lost += "\ufffd" in text
         self.documents.add(fingerprint)
 
     def conclude(self, what: str, looked: int, whole: int, files: int) -> None:
@@ -76,6 +83,16 @@ class Survey:
             self.odd.append(
                 f"{what}: {self._escaped} of {self._read} documents spell characters as \\u09af; write the texts "
                 "themselves, not their JSON"
+            )
+        if self._garbled > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._garbled} of {self._read} documents seem to have been read in another encoding than "
+                "they were written in; look at how they begin, and convert the original once more"
+            )
+        if self._lost > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._lost} of {self._read} documents hold U+FFFD, where a character was lost; convert the "
+                "original once more"
             )
 
 

@@ -42,6 +42,44 @@ def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path
         assert words in odd
 
 
+RUSSIAN = [
+    f"Это предложение номер {number}, и оно достаточно длинное, чтобы быть документом." * 2 for number in range(40)
+]
+
+
+@pytest.mark.parametrize(
+    ("texts", "encoding", "read_as"),
+    [
+        (BENGALI, "utf-8", "latin-1"),
+        (RUSSIAN, "utf-8", "cp1251"),
+        (RUSSIAN, "cp1251", "latin-1"),
+        (RUSSIAN, "koi8_r", "cp1252"),
+        (["これは文書番号であり、十分に長い文です。" * 6] * 20, "shift_jis", "latin-1"),
+        (["Où êtes-vous né ? C’était l’été à l’école." * 3] * 20, "utf-8", "cp1252"),
+        (["Où êtes-vous né ? C’était l’été à l’école." * 3] * 20, "utf-8", ""),
+        (RUSSIAN, "utf-8", ""),
+        (BENGALI, "utf-8", ""),
+        (["Þetta er setning númer eitt, æ ö á ð." * 4] * 20, "utf-8", ""),
+        (["Cœur naïve façade — “Übergröße” 5 €. Ÿ Ž š" * 3] * 20, "utf-8", ""),
+    ],
+)
+def test_texts_that_were_read_in_another_encoding_are_odd(
+    tmp_path: Path, texts: list[str], encoding: str, read_as: str
+) -> None:
+    shown = [text.encode(encoding).decode(read_as) if read_as else text for text in texts]
+    (tmp_path / "train.jsonl").write_bytes(lines([text * 3 for text in shown]))
+    found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail)
+    odd = [line for line in found.odd if "another encoding than they were written in" in line]
+    assert len(odd) == bool(read_as)
+    assert not found.faults
+
+
+def test_characters_that_were_lost_are_odd(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(lines([text.replace("a", "\ufffd") for text in LONG]))
+    (odd,) = survey(Source(dataset=str(tmp_path)), 60, pytest.fail).odd
+    assert "300 of 300 documents hold U+FFFD, where a character was lost" in odd
+
+
 def test_a_large_file_is_sampled_says_so_and_its_last_line_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

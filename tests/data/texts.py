@@ -17,7 +17,10 @@ def lines(values: list[Any], column: str = "text") -> bytes:
 
 FAULTS = [
     ("c-utf16.txt is UTF-16", "iconv -f UTF-16 -t UTF-8"),
-    ("d-latin.txt has no usable row among 2: row 1 is not UTF-8", "iconv -f LATIN1"),
+    (
+        "d-latin.txt has no usable row among 2: row 1 is not UTF-8",
+        "find out its encoding, and convert it with: iconv -f ENCODING",
+    ),
     ("e-column.parquet has no column 'text'", "set the column to one of: content"),
     ("f-broken.parquet cannot be read beyond row 0", "replace the file"),
 ]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dedloc_kit.data.sources.charsets import NOT_UTF8
 from dedloc_kit.data.sources.tables import MAX_ROW, TOO_LONG, Table
 from dedloc_kit.errors import UserError
 
@@ -49,8 +50,10 @@ def json_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
     start = _head(lines).lstrip()
     objects = _array(lines) if start.startswith(b"[") else map(_object, _json_lines(lines))
     # A number for each line, so that it can be found; blank ones are no rows.
-    for number, value in enumerate(objects, start=1):
+    for number, (value, text) in enumerate(objects, start=1):
         if isinstance(value, dict):
+            if ("\\ud" in text or "\\uD" in text) and not _SURROGATE.search(text):  # half a character, written as such
+                value |= {column: _mended(value[column]) for column in columns if column in value}
             yield with_columns(value, columns, number)
         elif value is not None:
             reason = value if isinstance(value, str) else f"is {type(value[0]).__name__}, not an object"
@@ -68,20 +71,35 @@ def _json_lines(lines: Any) -> Iterator[bytes | None]:
         yield None
 
 
-def _object(line: bytes | None) -> Any:
-    """The object that a line of JSON holds, a list around what is none, or in words what is wrong with the line."""
+def _object(line: bytes | None) -> tuple[Any, str]:
+    """The object that a line of JSON holds, a list around what is none, or in words what is wrong; and the line."""
     if line is None:
-        return TOO_LONG
+        return TOO_LONG, ""
     if not line.strip():
-        return None
+        return None, ""
+    text = line.decode("utf-8", "surrogateescape")
     try:
-        found = json.loads(line.decode("utf-8", "surrogateescape"))
-        return found if isinstance(found, dict) else [found]
+        found = json.loads(text)
+        return found if isinstance(found, dict) else [found], text
     except (ValueError, RecursionError):
-        return "is no whole JSON object" + ("" if line.endswith(b"\n") else ", and the file ends in it")
+        if line.endswith(b"\n") and _SURROGATE.search(text):  # of Shift-JIS some bytes look like JSON's
+            return NOT_UTF8, text
+        return "is no whole JSON object" + ("" if line.endswith(b"\n") else ", and the file ends in it"), text
 
 
-def _array(file: Any) -> Iterator[Any]:
+def _mended(value: Any) -> Any:
+    """A value with U+FFFD for each half of a character, which is none."""
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value)
+        case list():
+            return [_mended(each) for each in value]
+        case dict():
+            return {name: _mended(each) for name, each in value.items()}
+    return value
+
+
+def _array(file: Any) -> Iterator[tuple[Any, str]]:
     """The entries of an array, as `_object` gives them; raises Unusable where it breaks."""
     text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     decoder = json.JSONDecoder()
@@ -107,7 +125,7 @@ def _array(file: Any) -> Iterator[Any]:
                 f"is a JSON array whose entry {number} is no whole JSON object of at most {MAX_ROW // 2**20} MiB, and "
                 "what follows it cannot be read; mend it, or write one object a line, as .jsonl"
             )
-        yield found if isinstance(found, dict) else [found]
+        yield found if isinstance(found, dict) else [found], read[at:end]
         at = end
 
 
@@ -174,7 +192,7 @@ def with_columns(row: dict[str, Any], columns: tuple[str, ...], number: int) -> 
     if reason := missing(row, columns):
         return BadRow(number, reason)
     if any(isinstance(row[column], str) and _SURROGATE.search(row[column]) for column in columns):
-        return BadRow(number, "is not UTF-8; if most are not, convert the file with: iconv -f LATIN1 -t UTF-8")
+        return BadRow(number, NOT_UTF8)
     return row
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow
 from pyarrow import compute, parquet
 
+from dedloc_kit.data.sources.charsets import NOT_UTF8
 from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, missing, with_columns
 from dedloc_kit.data.sources.tables import MAX_ROW, TOO_LONG
 
@@ -297,6 +298,6 @@ def _row(batch: pyarrow.RecordBatch, row: int) -> dict[str, Any] | str:
     try:
         return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except UnicodeDecodeError:
-        return "is not UTF-8"
+        return NOT_UTF8
     except ValueError as error:
         return str(error)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyarrow import parquet
 
+from dedloc_kit.data.sources.charsets import NOT_UTF8, which
 from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, text_rows
 from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of
 from dedloc_kit.data.sources.packed import PACKED, opened, unpacking
@@ -54,6 +55,9 @@ _READERS: dict[str, Callable[[Any, tuple[str, ...]], Iterator[Row]]] = {
     "text": text_rows,
 }
 """What is read here; the rest by `datasets`."""
+_TEXTS = {"json", "csv", "tsv", "text"}
+_LOOKED_AT = 2**20
+"""Bytes of a file that is not UTF-8, of which its encoding is told."""
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 
 
@@ -129,18 +133,28 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
     """
     retries = Retries(shard.path, warn)
     reached = shard.first
+    fix = ""
     while True:
         try:
             left = shard.rows.stop - reached if shard.rows else None
             for row in islice(_rows(shard, tuple(columns), reached), left):
                 reached += 1
                 retries.worked()
+                if isinstance(row, BadRow) and row.reason == NOT_UTF8 and shard.loader in _TEXTS:
+                    fix = fix or _encoding(shard)
+                    row = BadRow(row.number, f"{NOT_UTF8}; {fix}")
                 yield row
             return
         except Unusable as error:
             raise Unusable(f"{shard.path} {error}") from None
         except Exception as error:
             retries.wait_or_raise(error)
+
+
+def _encoding(shard: Shard) -> str:
+    """In words what to do with a file that is not UTF-8."""
+    with opened(shard.path) as file:
+        return which(file.read(_LOOKED_AT))
 
 
 def count_rows(shard: Shard, warn: Warn) -> int:
@@ -195,7 +209,7 @@ def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
         try:
             "".join(value for column in columns if isinstance(value := row[column], str)).encode()
         except UnicodeEncodeError:
-            yield BadRow(number, "is not UTF-8")
+            yield BadRow(number, NOT_UTF8)
             continue
         yield row | decoded
 

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -72,9 +73,9 @@ def test_a_cut_last_line_costs_that_line(tmp_path: Path) -> None:
     assert f"row 300 of {path} is left out: it is no whole JSON object, and the file ends in it" in told[0]
 
 
-def test_lines_that_are_no_objects_lack_the_column_or_hold_half_a_character_are_counted(tmp_path: Path) -> None:
+def test_lines_that_are_no_objects_lack_the_column_or_are_no_utf8_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "bn.jsonl"
-    bad = [b"oops", b"[1]", b"12", b'"text"', b'{"content": "x"}', b'{"text": "\\ud800"}', b"[" * 10_000, b"9" * 9_000]
+    bad = [b"oops", b"[1]", b"12", b'"text"', b'{"content": "x"}', b'{"text": "\xff"}', b"[" * 10_000, b"9" * 9_000]
     path.write_bytes(
         b"\xef\xbb\xbf" + lines(["first", None, " "]) + b"\n\n" + b"\n".join(bad) + b"\n" + lines(["last"])
     )
@@ -271,11 +272,67 @@ def test_utf16_is_named_with_the_fix_and_not_the_internet(tmp_path: Path, name: 
         stream(tmp_path, 1)
 
 
-def test_latin1_is_named_with_the_fix(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
-    with pytest.raises(UserError, match=rf"{path} has no usable row among 2: row 1 is not UTF-8.*iconv -f LATIN1"):
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1251", "Это предложение номер {}, и оно достаточно длинное."),
+        ("koi8_r", "Это предложение номер {}, и оно достаточно длинное."),
+        ("cp932", "これは文書番号{}であり、十分に長い文です。"),
+        ("gb18030", "这是第{}个文档，它足够长，可以作为一篇文章。"),
+        ("cp949", "이것은 {}번째 문장이며 충분히 깁니다."),
+        ("cp1253", "Αυτή είναι η πρόταση αριθμός {} και είναι αρκετά μεγάλη."),
+    ],
+    ids=lambda value: value if value.isascii() else "",
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.csv"])
+def test_an_encoding_is_named_that_the_text_itself_tells(tmp_path: Path, encoding: str, text: str, name: str) -> None:
+    values = [text.format(number) for number in range(100)]
+    content = {
+        "a.txt": "\n\n".join(values).encode(encoding),
+        "a.jsonl.gz": gzip.compress(lines(values).decode().encode(encoding)),
+        "a.csv": "\n".join(["text", *(f'"{value}"' for value in values)]).encode(encoding),
+    }
+    (tmp_path / name).write_bytes(content[name])
+    wrong = (
+        rf"{tmp_path / name} has no usable row among 100: row \d is not UTF-8; it looks like (\S+); convert the file"
+    )
+    with pytest.raises(UserError, match=wrong) as error:
         stream(tmp_path, 1)
+    (named,) = re.findall(r"iconv -f (\S+) -t UTF-8$", str(error.value))
+    assert values[0].encode(encoding).decode(named) == values[0], "what the advice makes of it"
+
+
+def test_of_latin1_no_encoding_is_named_as_the_only_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(("Où êtes-vous né ? Au château, à côté de l'école.\n\n" * 2).encode("latin-1"))
+    with pytest.raises(
+        UserError,
+        match=rf"{path} has no usable row among 2: row 1 is not UTF-8; it may be CP1252 or .*iconv -f ENCODING",
+    ):
+        stream(tmp_path, 1)
+    path.write_bytes(b"\xfd\xff\xfe\x81\x82 \xff\n" * 3)
+    with pytest.raises(
+        UserError, match=r"row 1 is not UTF-8; find out its encoding, and convert it with: iconv -f ENC"
+    ):
+        stream(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_half_a_character_that_is_written_as_such_becomes_a_mark(tmp_path: Path, name: str) -> None:
+    """In a row of bytes that are not UTF-8 it does not."""
+    path = tmp_path / name
+    rows = [
+        rb'{"text": "half \ud83d here"}',
+        rb'{"text": "whole \uD83d\ude00"}',
+        b'{"text": "bad \xff \\uD83d"}',
+        rb'{"text": "\udc80"}',
+    ]
+    path.write_bytes(b"\n".join(rows) if name == "a.jsonl" else b"[" + b",\n".join(rows) + b"]")
+    told: list[str] = []
+    assert read(path, told.append) == ["half \ufffd here", "whole \U0001f600", "\ufffd"]
+    (first,) = told
+    assert first.startswith(f"row 3 of {path} is left out: it is not UTF-8")
+    assert list(json_rows(io.BytesIO(rb'{"words": ["one", "\ud800"]}'), ("words",))) == [{"words": ["one", "\ufffd"]}]
 
 
 def test_a_shard_with_another_column_costs_that_shard_and_is_counted_once(tmp_path: Path) -> None:
