@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,18 @@ from dedloc_kit.data.overlap import Fingerprints
 from dedloc_kit.data.pictures.codes import Captioned
 from dedloc_kit.data.pictures.images import file_of, flaw
 from dedloc_kit.data.sources.charsets import is_garbled
-from dedloc_kit.data.sources.formats import BadRow
-from dedloc_kit.data.sources.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
-from dedloc_kit.data.sources.splits import canonical
+from dedloc_kit.data.sources.formats import BadRow, not_text
+from dedloc_kit.data.sources.shards import (
+    Shard,
+    Warn,
+    find_splits,
+    is_transient,
+    local_folder,
+    one_line,
+    read_shard,
+    strays,
+)
+from dedloc_kit.data.sources.splits import canonical, names_split
 from dedloc_kit.data.sources.stream import Reader
 from dedloc_kit.data.text.tokens import Document
 from dedloc_kit.errors import UserError
@@ -124,6 +133,11 @@ def survey(
         found.odd.append(f"{source.dataset}: {len(unknown)} files of unknown kinds are not read: {some}")
     if name not in splits:
         return found
+    if len(mixed := _mixed(source, splits[name])) > 1:
+        found.odd.append(
+            f"{source.dataset}: the files in the folders {', '.join(mixed)} are mixed; for those of one folder alone "
+            "set the source's subset to its name"
+        )
     shards = splits[name]
     found.files = {(_real(shard.path), "" if source.tokenized else source.column) for shard in shards}
     until = time.monotonic() + seconds
@@ -142,6 +156,15 @@ def survey(
 def _real(path: str) -> str:
     """The same for each name that a local file has."""
     return path if "://" in path else os.path.realpath(path)
+
+
+def _mixed(source: Source, shards: Sequence[Shard]) -> list[str]:
+    """The folders of a local dataset that hold its files and may be subsets, for their names are none of splits."""
+    folder = local_folder(source)
+    if folder is None or source.subset or not folder.is_dir():
+        return []
+    paths = [Path(shard.path).relative_to(folder) for shard in shards]
+    return sorted({path.parts[0] for path in paths if len(path.parts) > 1 and not names_split(path.parts[0])})
 
 
 def _look(
@@ -173,7 +196,7 @@ def _look(
                     usable += 1
                     found.documents.add(fingerprints.of(file_of(value) or b""))
             else:
-                bad.append(BadRow(rows, f"holds {type(value).__name__}, not text, in the column '{source.column}'"))
+                bad.append(BadRow(rows, not_text(value, source.column)))
             if rows >= ROWS or time.monotonic() > until:
                 ended = False
                 break

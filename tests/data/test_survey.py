@@ -42,6 +42,18 @@ def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path
         assert words in odd
 
 
+def test_folders_that_are_mixed_are_odd_unless_they_are_those_of_a_split_or_chosen(tmp_path: Path) -> None:
+    for language in ("bn", "en", "uk", "test"):
+        (tmp_path / language).mkdir()
+        (tmp_path / language / "a.jsonl").write_bytes(lines([f"{language} {text}" for text in LONG]))
+    (odd,) = survey(Source(dataset=str(tmp_path)), 60, pytest.fail).odd
+    assert odd.startswith(
+        f"{tmp_path}: the files in the folders bn, en, uk are mixed; for those of one folder alone set"
+    )
+    for chosen in ({"subset": "bn"}, {"split": "test"}):
+        assert survey(Source(dataset=str(tmp_path), **chosen), 60, pytest.fail).odd == []  # type: ignore[arg-type]
+
+
 RUSSIAN = [
     f"Это предложение номер {number}, и оно достаточно длинное, чтобы быть документом." * 2 for number in range(40)
 ]

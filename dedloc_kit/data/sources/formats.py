@@ -24,6 +24,10 @@ _ZEROS = 0.2
 """The share of zero bytes from which on a file is no UTF-8: in UTF-16 every other byte of English is one."""
 _BOM8, _BOMS16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 _SPACE = re.compile(r"[\s,]*")
+_SHOWN = 200
+"""Characters of a list of names."""
+_PICTURE = {"bytes", "path"}
+"""What a picture consists of, as `datasets` writes it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -189,17 +193,48 @@ def _head(file: "io.BufferedReader[Any]") -> bytes:
 
 def with_columns(row: dict[str, Any], columns: tuple[str, ...], number: int) -> Row:
     """A row, if it has the columns and texts in them."""
-    if reason := missing(row, columns):
-        return BadRow(number, reason)
+    row |= inner_columns(row, columns)
+    for column in columns:
+        if column not in row:
+            return BadRow(number, no_column(column, leaves(row)))
     if any(isinstance(row[column], str) and _SURROGATE.search(row[column]) for column in columns):
         return BadRow(number, NOT_UTF8)
     return row
 
 
-def missing(names: Iterable[str], columns: tuple[str, ...]) -> str:
-    """What to say if one of the columns is not there; empty if all are."""
-    names = sorted(names)
+def inner_columns(row: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The columns that a row has within others: `translation.bn` is what `bn` is in `translation`."""
+    found = {}
     for column in columns:
-        if column not in names:
-            return f"has no column '{column}'; set the column to one of: {', '.join(names)[:200]}"
-    return ""
+        if "." not in column or column in row:
+            continue
+        value: Any = row
+        for name in column.split("."):
+            if value is not None and (not isinstance(value, dict) or name not in value):
+                break
+            value = None if value is None else value[name]
+        else:
+            found[column] = value
+    return found
+
+
+def leaves(row: dict[str, Any], before: str = "") -> Iterator[str]:
+    """The names of a row's columns, and in place of those that hold others the names of these."""
+    for name, value in row.items():
+        if isinstance(value, dict) and value and not value.keys() <= _PICTURE:
+            yield from leaves(value, f"{before}{name}.")
+        else:
+            yield before + name
+
+
+def not_text(value: Any, column: str) -> str:
+    """What to say of a value that should be text."""
+    fix = "if most do, set the source's column to one that holds text"
+    if isinstance(value, dict) and (inner := ", ".join(leaves(value, f"{column}."))):
+        fix = f"set the source's column to one of: {inner[:_SHOWN]}"
+    return f"holds {type(value).__name__}, not text, in the column '{column}'; {fix}"
+
+
+def no_column(column: str, names: Iterable[str]) -> str:
+    """What to say if a column is not among those there are."""
+    return f"has no column '{column}'; set the column to one of: {', '.join(sorted(names))[:_SHOWN]}"

@@ -67,6 +67,12 @@ def commit_of(dataset: str, revision: str | None) -> str:
     return commit
 
 
+def subsets_in(error: ValueError) -> list[str]:
+    """The subsets of a dataset that an error of `datasets` lists, which calls them configs; all of them."""
+    listed = re.search(r"(?:available configs|Available): \[(.*?)\]", str(error), re.DOTALL)
+    return re.findall(r"'([^']*)'", listed[1]) if listed else []
+
+
 def _leads_away(path: str) -> bool:
     return any(mark in path for mark in ("://", "::", "\\")) or ".." in PurePosixPath(path).parts
 

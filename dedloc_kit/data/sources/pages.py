@@ -10,7 +10,7 @@ import pyarrow
 from pyarrow import compute, parquet
 
 from dedloc_kit.data.sources.charsets import NOT_UTF8
-from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, missing, with_columns
+from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, no_column, with_columns
 from dedloc_kit.data.sources.tables import MAX_ROW, TOO_LONG
 
 MAX_PAGE, MAX_COLUMN, RATIO = 2**27, 2**28, 16
@@ -99,7 +99,7 @@ class Parquet:
         described = self.metadata.row_group(group)
         for number in range(described.num_columns):
             column = described.column(number)
-            if column.path_in_schema.partition(".")[0] not in columns:
+            if not any(f"{column.path_in_schema}.".startswith(f"{wanted}.") for wanted in columns):
                 continue
             begins = [column.dictionary_page_offset, column.data_page_offset]
             begin = min(begin for begin in begins if begin)
@@ -243,8 +243,10 @@ def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterato
     Row groups before that one are not read.
     """
     opened = Parquet(file)
-    if reason := missing(opened.schema.names, columns):
-        raise Unusable(reason)
+    names = set(_leaves(opened.schema))
+    for column in columns:
+        if column not in names and column not in opened.schema.names:
+            raise Unusable(no_column(column, names))
     sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.metadata.num_row_groups)]
     begins = np.cumsum([0, *sizes])
     skipped = int(np.searchsorted(begins[1:], first, side="right"))
@@ -255,6 +257,16 @@ def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterato
                 number += 1
                 if number > first:
                     yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
+
+
+def _leaves(fields: Any, before: str = "") -> Iterator[str]:
+    """The names of columns, and in place of structures, but for pictures, the names of what is in them."""
+    for field in fields:
+        inner = list(field.type) if pyarrow.types.is_struct(field.type) else []
+        if inner and {each.name for each in inner} != {"bytes", "path"}:
+            yield from _leaves(inner, f"{before}{field.name}.")
+        else:
+            yield before + field.name
 
 
 def _rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, Any] | str]:

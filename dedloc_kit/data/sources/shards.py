@@ -16,8 +16,18 @@ from typing import Any
 from pyarrow import parquet
 
 from dedloc_kit.data.sources.charsets import NOT_UTF8, which
-from dedloc_kit.data.sources.formats import BadRow, Row, Unusable, csv_rows, json_rows, text_rows
-from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of
+from dedloc_kit.data.sources.formats import (
+    BadRow,
+    Row,
+    Unusable,
+    csv_rows,
+    inner_columns,
+    json_rows,
+    leaves,
+    no_column,
+    text_rows,
+)
+from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_of, subsets_in
 from dedloc_kit.data.sources.packed import PACKED, opened, unpacking
 from dedloc_kit.data.sources.pages import parquet_rows
 from dedloc_kit.data.sources.patience import be_patient
@@ -201,10 +211,10 @@ def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
     # `decode(False)` leaves values of mixed types as JSON, texts too.
     encoded = [name for name, feature in (rows.features or {}).items() if type(feature).__name__ == "Json"]
     for number, row in enumerate(rows, start=1):
-        missing = [column for column in columns if column not in row]
-        if missing:
-            names = ", ".join(sorted(row))
-            raise Unusable(f"has no column '{missing[0]}'; set the column to one of: {names}")
+        row |= inner_columns(row, columns)
+        for column in columns:
+            if column not in row:
+                raise Unusable(no_column(column, leaves(row)))
         decoded = {name: json.loads(row[name]) for name in encoded if isinstance(row.get(name), str)}
         try:
             "".join(value for column in columns if isinstance(value := row[column], str)).encode()
@@ -370,7 +380,12 @@ def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
                 f"the dataset {source.dataset} is not open to you on the Hub ({one_line(error)}); correct its name, or "
                 "log in with: hf auth login"
             ) from None
-        except ValueError as error:  # an unknown subset: the message lists those there are
+        except ValueError as error:
+            if subsets := subsets_in(error):
+                have = f"has no subset '{source.subset}'" if source.subset else "has several subsets"
+                raise UserError(
+                    f"the dataset {source.dataset} {have}; set the source's subset to one of: {', '.join(subsets)}"
+                ) from None
             raise UserError(
                 f"the dataset {source.dataset} cannot be used ({one_line(error)}); correct the subset"
             ) from None

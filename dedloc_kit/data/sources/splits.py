@@ -49,10 +49,15 @@ def split_of(path: PurePath) -> str:
     if shard:
         return canonical(shard[1])
     for name in (*path.parts[:-1], path.name):
-        found = [_SPLIT_OF[word] for word in _WORDS.split(name.lower()) if word in _SPLIT_OF]
-        if found:
-            return found[-1]
+        if found := names_split(name):
+            return found
     return "train"
+
+
+def names_split(name: str) -> str:
+    """The split that the name of a file or a folder names; empty if it names none."""
+    found = [_SPLIT_OF[word] for word in _WORDS.split(name.lower()) if word in _SPLIT_OF]
+    return found[-1] if found else ""
 
 
 def canonical(split: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from dedloc_kit.data.sources.formats import BadRow, Unusable
+from dedloc_kit.data.sources.formats import BadRow, Unusable, not_text
 from dedloc_kit.data.sources.losses import HOPELESS, Losses
 from dedloc_kit.data.sources.shards import Shard, Warn, count_rows, find_shards, is_transient, one_line, read_shard
 from dedloc_kit.errors import UserError
@@ -85,11 +85,7 @@ def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str | BadRow]:
         if isinstance(value, BadRow) or (isinstance(value, str) and value.strip()):
             yield value
         elif value is not None and not isinstance(value, str):
-            yield BadRow(
-                number,
-                f"holds {type(value).__name__}, not text, in the column '{source.column}'; "
-                "if most do, set the source's column to one that holds text",
-            )
+            yield BadRow(number, not_text(value, source.column))
 
 
 def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, warn: Warn) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from dedloc_kit.data.sources import formats
 from dedloc_kit.data.sources.formats import json_rows
+from dedloc_kit.data.sources.hub_files import subsets_in
 from dedloc_kit.data.sources.losses import HOPELESS, Loss
 from dedloc_kit.data.sources.shards import find_splits, strays
 from dedloc_kit.data.sources.stream import documents, in_order, texts
@@ -389,3 +390,59 @@ def test_files_belong_to_the_splits_that_they_have_on_the_hub(tmp_path: Path, la
 def test_a_split_is_also_found_by_the_name_that_it_has_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_bytes(lines(["held out"]))
     assert read(tmp_path, split="dev") == read(tmp_path, split="validation") == ["held out"]
+
+
+PAIRS = [{"en": f"sentence {number}", "bn": text, "more": {"deep": text}} for number, text in enumerate(BENGALI[:50])]
+
+
+def write_pairs(path: Path) -> None:
+    from datasets import Dataset
+
+    columns = {"id": list(range(50)), "translation": PAIRS}
+    match path.suffix:
+        case ".jsonl":
+            path.write_bytes(lines(PAIRS, "translation"))
+        case ".parquet":
+            parquet.write_table(pyarrow.table(columns), path)
+        case ".arrow":
+            Dataset.from_dict(columns).save_to_disk(path.parent)
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet", "train.arrow"])
+def test_a_column_within_another_one_is_named_and_read(tmp_path: Path, name: str) -> None:
+    write_pairs(tmp_path / name)
+    assert read(tmp_path, column="translation.bn") == BENGALI[:50]
+    assert read(tmp_path, column="translation.more.deep") == BENGALI[:50]
+    inner = "translation.bn, translation.en, translation.more.deep"
+    for wrong in ("text", "translation.text", "translation.bn.deep"):
+        with pytest.raises(UserError, match=rf"has no column '{wrong}'; set the column to one of: (id, )?{inner}$"):
+            read(tmp_path, column=wrong)
+    inner = "translation.en, translation.bn, translation.more.deep"
+    with pytest.raises(
+        UserError, match=r"holds dict, not text, in the column 'translation'; set the source's column"
+    ) as e:
+        read(tmp_path, column="translation")
+    assert set(str(e.value).rpartition(": ")[2].split(", ")) == set(inner.split(", "))
+
+
+def test_a_column_within_another_one_may_be_empty_or_lack_in_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(lines([{"bn": "one"}, None, {"bn": None}, {"en": "x"}, "text", {"bn": "two"}], "translation"))
+    told: list[str] = []
+    assert read(path, told.append, column="translation.bn") == ["one", "two"]
+    assert told[0].startswith(f"row 4 of {path} is left out: it has no column 'translation.bn'")
+
+
+def test_all_subsets_are_found_in_what_datasets_says_of_them(tmp_path: Path) -> None:
+    from datasets import load_dataset_builder
+
+    names = [f"language-{number}" for number in range(60)]
+    for name in names:
+        (tmp_path / f"{name}.jsonl").write_bytes(lines([name]))
+    card = "configs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in names)
+    (tmp_path / "README.md").write_text(f"---\n{card}---\n")
+    for subset in (None, "language-99"):
+        with pytest.raises(ValueError, match="language-59") as error:
+            load_dataset_builder(str(tmp_path), name=subset)
+        assert subsets_in(error.value) == names
+    assert subsets_in(ValueError("anything else")) == []
