@@ -1,5 +1,6 @@
 """Parquet files whose pages are looked at before they are unpacked: of its sizes a file says what it likes."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -102,7 +103,7 @@ class Parquet:
             if not any(f"{column.path_in_schema}.".startswith(f"{wanted}.") for wanted in columns):
                 continue
             begins = [column.dictionary_page_offset, column.data_page_offset]
-            begin = min(begin for begin in begins if begin)
+            begin = min((begin for begin in begins if begin), default=-1)
             kind = self.metadata.schema.column(number)
             name, width = column.path_in_schema, max(kind.length or 0, 8)
             _bound(f"a value of the column '{name}'", width, MAX_PAGE, 0)
@@ -123,6 +124,10 @@ class _Content:
         """By their places."""
 
     def load(self, begin: int, length: int) -> Any:
+        """Read a part of the file; raises Unusable if it has no such part."""
+        size = self._file.seek(0, io.SEEK_END)
+        if min(begin, length) < 0 or begin + length > size:
+            raise Unusable("names places that are not in it; download it, or write it, again")
         self._file.seek(begin)
         self.chunks[begin] = data = self._file.read(length)
         return data

@@ -144,21 +144,23 @@ def test_whatever_writers_choose_is_read(options: str) -> None:
     ]
 
 
-def broken(content: bytes) -> Iterator[bytes]:
+def broken(content: bytes, begin: int, end: int) -> Iterator[bytes]:
     generator = np.random.default_rng(0)
-    end = parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(0).column(0).total_compressed_size + 4
-    for _ in range(200):
+    for _ in range(300):
         changed = bytearray(content)
         for _ in range(generator.integers(1, 4)):
-            changed[int(generator.integers(4, end))] = int(generator.integers(256))
+            changed[int(generator.integers(begin, end))] = int(generator.integers(256))
         yield bytes(changed)
 
 
-def test_broken_pages_raise_what_is_no_fault_of_the_reader() -> None:
+@pytest.mark.parametrize("place", ["pages", "footer"])
+def test_what_is_broken_is_told_and_no_fault_of_the_reader(place: str) -> None:
     content = written({"text": [f"text {number}" for number in range(50)]}, compression="none").getvalue()
-    for changed in broken(content):
+    footer = parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(0).column(0).total_compressed_size + 4
+    begin, end = (4, footer) if place == "pages" else (footer, len(content) - 8)
+    for changed in broken(content, begin, end):
         try:
             for row in parquet_rows(io.BytesIO(changed), ("text",)):
                 assert isinstance(row, dict | BadRow)
-        except (Unusable, OSError, pyarrow.ArrowException):
+        except (Unusable, OSError, UnicodeDecodeError, pyarrow.ArrowException):
             pass
