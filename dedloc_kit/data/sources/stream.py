@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from sys import getsizeof
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -24,6 +24,8 @@ Reader = Callable[[Source, Shard, Warn], Iterator[Any]]
 It reads only the rows that the shard names.
 """
 
+MAX_HELD = 2**30
+"""Bytes of the texts or pictures among which is shuffled; without this bound, 10,000 of the longest rows."""
 _FIRST_BUFFER = 64
 
 
@@ -151,14 +153,37 @@ def _mixed(
 
 
 def _shuffled(items: Iterator[Item], size: int, generator: np.random.Generator) -> Iterator[Item]:
-    """Draw at random from a buffer that grows to `size` while it is used: nobody waits until it is full."""
-    buffer = list(islice(items, min(size, _FIRST_BUFFER)))
+    """Draw at random from a buffer that grows to `size` while it is used: nobody waits until it is full.
+
+    It holds `MAX_HELD` bytes of texts or pictures and one more.
+    """
+    buffer: list[Item] = []
+    held = 0
+
+    def take() -> int:
+        buffer.append(next(items))
+        return _bytes_of(buffer[-1])
+
+    while len(buffer) < min(size, _FIRST_BUFFER) and held <= MAX_HELD:
+        held += take()
     while True:
         slot = int(generator.integers(len(buffer)))
-        yield buffer[slot]
-        buffer[slot] = next(items)
-        if len(buffer) < size:
-            buffer.append(next(items))
+        item = buffer[slot]
+        held -= _bytes_of(item)
+        yield item
+        if held > MAX_HELD:
+            buffer[slot] = buffer[-1]
+            buffer.pop()
+            continue
+        held += take()
+        buffer[slot] = buffer.pop()
+        if len(buffer) < size and held <= MAX_HELD:
+            held += take()
+
+
+def _bytes_of(item: Any) -> int:
+    """Of a text, or of a picture as a file; others are small."""
+    return getsizeof(getattr(item, "data", item))
 
 
 class Prefetch(Generic[Item]):

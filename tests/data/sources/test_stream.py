@@ -14,9 +14,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import parquet
 
+from dedloc_kit.data.pictures.images import Encoded
 from dedloc_kit.data.sources import shards
-from dedloc_kit.data.sources.shards import Shard, find_shards, read_shard
-from dedloc_kit.data.sources.stream import Prefetch, documents, in_order, texts
+from dedloc_kit.data.sources.shards import Shard, Warn, find_shards, read_shard
+from dedloc_kit.data.sources.stream import MAX_HELD, Prefetch, documents, in_order, mixture, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.task import Source
 
@@ -77,6 +78,25 @@ def test_what_comes_before_the_place_where_a_file_breaks_off_is_read_wherever_it
         assert {int(text) for text in islice(stream, 80)} >= set(range(20))
         assert len(told) == 1
         assert "1 of 1 files" in told[0]
+
+
+def test_of_long_rows_fewer_are_held_to_be_shuffled(folder: Path) -> None:
+    """The longest row times the largest buffer would be 160 GB; here all are the same bytes, to take no memory."""
+    taken = 0
+
+    def read(_source: Source, _shard: Shard, _warn: Warn) -> Iterator[Encoded]:
+        nonlocal taken
+        for number in range(1, 300):
+            taken += 1
+            yield Encoded(number, data if number > 40 else b"short", None)
+
+    data = bytes(2**26)
+    stream = mixture([Source(dataset=str(folder))], read, seed=0, shuffle_buffer=10_000, warn=no_warning)
+    most = 0
+    for number in range(1, 2000):
+        next(stream)
+        most = max(most, taken - number)
+    assert MAX_HELD // len(data) < most < 300, "and not 10,000"
 
 
 def test_a_larger_buffer_mixes_documents_of_different_shards(folder: Path) -> None:
