@@ -1,10 +1,14 @@
 """Measures the coordinator's model beside the training, and judges by the losses whether the run is lost."""
 
+import copy
 import logging
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +24,7 @@ from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.tasks import Task
 from dedloc_kit.tasks.measuring import training_loss
+from dedloc_kit.training.computing.device import free_cached
 from dedloc_kit.training.state.staged import StagedState
 from dedloc_kit.training.state.state import Position, TrainingState
 
@@ -28,7 +33,10 @@ Measured = Evaluation | tuple[float, float]
 
 Driven = Callable[[int], Evaluation | None]
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 
 
 class Evaluator:
@@ -37,6 +45,7 @@ class Evaluator:
     :param state: measured on a copy, in a thread: a round must not wait for it
     :param driven: what others make of the held-out data at a step; none if they cannot. They may say anything: it is
         shown, but no state is lost or sound by it
+    :param device: computes; what it cannot, such as what its memory does not hold, the processor does
     """
 
     def __init__(
@@ -47,9 +56,12 @@ class Evaluator:
         lasting: LastingRecord,
         emit: Callable[[AnyEvent], None],
         driven: Driven | None = None,
+        device: torch.device = _CPU,
     ) -> None:
         self._run, self._task, self._state, self._lasting, self._emit = run, task, state, lasting, emit
         self._driven = driven
+        # Experts that stand beside the model stay where they are, and it with them.
+        self._device = _CPU if isinstance(state, MixedState) else device
         # What the losses are compared with: where those of the run began.
         evaluations = lasting.ledger.first_and_last_evaluation()
         training = next((step.loss for step in lasting.ledger.steps(limit=1)), None)
@@ -85,7 +97,7 @@ class Evaluator:
             self._running = self._thread.submit(self._measure_here)
         else:
             model, self._position = self._state.snapshot()
-            self._running = self._thread.submit(self._task.evaluate, model)
+            self._running = self._thread.submit(self._evaluate, model)
 
     def measure_start(self) -> None:
         """Measure what the run goes on from, unless that is known, after what is measured now."""
@@ -155,13 +167,33 @@ class Evaluator:
     def _measure_here(self) -> Measured:
         """Of the moment."""
         model, self._position = self._state.snapshot()
-        return self._task.evaluate(model)
+        return self._evaluate(model)
+
+    def _evaluate(self, model: torch.nn.Module) -> Evaluation:
+        return self._computed(self._task.evaluate, model)
+
+    def _computed(self, measure: Callable[[torch.nn.Module], T], model: torch.nn.Module) -> T:
+        device = self._device
+        if device != _CPU:
+            try:
+                return measure(_copy_on(device, model))
+            except UserError:
+                raise
+            except Exception as error:  # whatever a device, or what was never made for one, fails with
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                _log.warning("evaluations are on the processor from now on, for on %s: %.200s", device, reason)
+                self._device = _CPU
+            finally:
+                with suppress(RuntimeError):  # of a device that has failed
+                    free_cached(device)
+        return measure(model)
 
     def _losses(self, model: torch.nn.Module) -> tuple[float, float]:
         """Its loss on data to train on, and that of the untrained model."""
-        task, seed = self._task, seed_of(self._run.run_id, "check")
-        untrained = training_loss(task, task.build_model(), seed, _log.warning)
-        return training_loss(task, model, seed, _log.warning), untrained
+        seed = seed_of(self._run.run_id, "check")
+        loss = partial(training_loss, self._task, seed=seed, warn=_log.warning)
+        untrained = self._computed(loss, self._task.build_model())
+        return self._computed(loss, model), untrained
 
     def _judge(self, step: int, measured: Measured) -> None:
         """Mark which states are lost. Raises UserError or OSError if that cannot be written down."""
@@ -176,6 +208,15 @@ class Evaluator:
         ruined.judge(step if sound else self._divergence.first_lost(step), sound)
         if step < rewound:  # it was still measured when the run went back
             ruined.judge(rewound, True)
+
+
+def _copy_on(device: torch.device, model: torch.nn.Module) -> torch.nn.Module:
+    """The same model there; this one stays, for a device that fails gives nothing back."""
+    own: dict[int, Any] = {
+        id(each): torch.nn.Parameter(each.detach().to(device), each.requires_grad) for each in model.parameters()
+    }
+    own |= {id(each): each.to(device) for each in model.buffers()}
+    return copy.deepcopy(model, own)  # which takes these for its copies
 
 
 def _report(start: Future[None]) -> None:

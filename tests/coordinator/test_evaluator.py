@@ -23,9 +23,16 @@ NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}
 class Measured:
     """A run that one process takes alone, step by step."""
 
-    def __init__(self, folder: Path, driven: Driven | None = None, **sections: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driven: Driven | None = None,
+        device: str = "cpu",
+        kind: type[TinyTask] = TinyTask,
+        **sections: Any,
+    ) -> None:
         run = tiny_run(**sections)
-        task = TinyTask(run)
+        task = kind(run)
         groups = task.parameter_groups
         self.state = TrainingState(
             task.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run
@@ -33,7 +40,9 @@ class Measured:
         self.lasting = LastingRecord(folder, keep=3)
         self.lasting.begin(None)
         self.events: list[AnyEvent] = []
-        self.evaluator = Evaluator(run, task, self.state, self.lasting, self.events.append, driven)
+        self.evaluator = Evaluator(
+            run, task, self.state, self.lasting, self.events.append, driven, torch.device(device)
+        )
 
     @property
     def steps(self) -> list[int]:
@@ -68,6 +77,44 @@ def test_each_state_is_measured_once_however_often_it_is_asked_for(tmp_path: Pat
     assert run.evaluator.under_way is None
     assert run.steps == [0, 1]
     assert run.problem() == ""
+
+
+def losses(run: Measured) -> list[float]:
+    return [event.loss for event in run.events if isinstance(event, Evaluated)]
+
+
+class OnAnyDevice(TinyTask):
+    """Finds that its loss is 0.5 on `meta`, where no values are."""
+
+    def evaluate(self, model: torch.nn.Module) -> Evaluation:
+        on_meta = {each.device.type for each in (*model.parameters(), *model.buffers())} == {"meta"}
+        return Evaluation(loss=0.5) if on_meta else super().evaluate(model)
+
+
+def test_the_device_of_the_machine_measures_and_the_state_stays_where_it_is(tmp_path: Path) -> None:
+    run = Measured(tmp_path, device="meta", kind=OnAnyDevice)
+    run.evaluator.start()
+    run.evaluator.finish(wait=True)
+    assert losses(run) == [0.5]
+    assert run.state.flat.device.type == "cpu"
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_what_a_device_cannot_compute_the_processor_does_and_that_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, held_out: bool
+) -> None:
+    sections: dict[str, Any] = {} if held_out else {"data": NOTHING_HELD_OUT}
+    run, other = Measured(tmp_path / "one", device="meta", **sections), Measured(tmp_path / "other", **sections)
+    for each in (run, other):
+        for _ in range(2):
+            each.evaluator.start(suspected=True)
+            each.evaluator.finish(wait=True)
+            each.step()
+    assert losses(run) == losses(other)
+    assert len(losses(run)) == (2 if held_out else 0)
+    told = [record.message for record in caplog.records if "meta" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("evaluations are on the processor from now on, for on meta: ")
 
 
 def test_a_model_that_is_lost_is_told_and_its_state_marked_until_a_step_has_taken_over_an_earlier_one(
