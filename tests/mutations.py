@@ -1134,8 +1134,8 @@ MUTATIONS = (
     Mutation(
         "a driver's gradient that float16 cannot hold at a stage's scale is refused",
         "swarm/pipeline/computing.py",
-        "self._scale, self._fitted = self._scale / 2, 0\n            return False",
-        "self._scale, self._fitted = self._scale / 2, 0",
+        "            return False\n        torch._foreach_div_(gradients, scale)",
+        "            pass\n        torch._foreach_div_(gradients, scale)",
         "tests/swarm/pipeline/test_computing.py -k overflow_for_nobody",
     ),
     Mutation(

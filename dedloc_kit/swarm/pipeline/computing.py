@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
 from dedloc_kit.swarm.remote.judging import Refusal
 from dedloc_kit.training.computing.device import half_precision
+
+Half = Callable[[torch.device], torch.dtype | None]
 
 WEIGHT = 0.1
 """Of the newest in the average time of a call."""
@@ -77,12 +79,17 @@ class StageComputer:
     """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session_of`,
     `check`, `samples` and `beside` is for the thread that trains.
 
+    What is not finite is no fault of the driver, whose tensors were: the model may have diverged.
+
     :param most: samples that a driver may have added in one step
+    :param half: the type to compute with on a device, or none for float32
     :ivar session: see `Held`; of all drivers that have not taken this peer for gone in it
     :ivar served: samples that were added, in this session
     """
 
-    def __init__(self, stage: Cut, model: nn.Module, gradients: Gradients, most: int) -> None:
+    def __init__(
+        self, stage: Cut, model: nn.Module, gradients: Gradients, most: int, half: Half = half_precision
+    ) -> None:
         self.stage = stage
         self.served = 0
         self.session = secrets.token_hex(8)
@@ -94,7 +101,7 @@ class StageComputer:
         self._sessions: dict[str, str] = {}  # of drivers that have one of their own
         self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
         self._device = next(model.parameters()).device
-        self._half = half_precision(self._device)
+        self._half = half(self._device)
         self._scale, self._fitted = SCALE if self._half is torch.float16 else 1.0, 0
 
     @property
@@ -198,34 +205,49 @@ class StageComputer:
         return None if hidden is None else hidden.grad, loss
 
     def _differentiate(self, given: Given, hidden: Tensor | None, adds: bool) -> float | None:
-        """Leave the gradients in `.grad`, those of the parameters only if they are to be added; returns the loss."""
+        """Leave the gradients in `.grad`, those of the parameters only if they are to be added; returns the loss.
+
+        Raises Refusal if they are not finite even without a scale.
+        """
         gradient = None if self._last else self._on_device(given.gradient)
-        while True:
+        for scale in self._scales():
             output = self._through(given, hidden, given.batch)
             loss = _finite(output) if self._last else None
-            seed = (torch.ones_like(output) if gradient is None else gradient) * self._scale
+            seed = (torch.ones_like(output) if gradient is None else gradient) * scale
             if adds:
                 output.backward(seed)
             elif hidden is not None:  # the answer, and nothing else
                 (hidden.grad,) = torch.autograd.grad(output, hidden, seed)
-            if self._fits(hidden):
+            if self._fits(hidden, scale):
                 return loss
             self._clear()
             if hidden is not None:
                 hidden.grad = None
+            if not output.isfinite().all():
+                break  # no scale is to blame
+        raise Refusal("failed", "its gradients are not finite")
 
-    def _fits(self, hidden: Tensor | None) -> bool:
-        """Divide the gradients by the scale again; False if they overflow because of it, which is smaller then."""
-        if self._scale == 1.0:
+    def _scales(self) -> Iterator[float]:
+        """By which a gradient is multiplied, in turn until it fits. Where half of the usual scale is too much for
+        float16, what is too small for it without any is below a millionth of the largest."""
+        yield self._scale
+        if self._scale > 1.0:
+            yield from dict.fromkeys((self._scale / 2, 1.0))
+
+    def _fits(self, hidden: Tensor | None, scale: float) -> bool:
+        """Divide the gradients by the scale again; False if they overflow. If a smaller scale than the usual one is
+        right, that is halved: a single microbatch must not take it away from all that follow."""
+        if self._half is not torch.float16:
             return True
         inputs = [*self._model.parameters(), *([] if hidden is None else [hidden])]
         gradients = [each.grad for each in inputs if each.grad is not None]
         if gradients and not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
-            self._scale, self._fitted = self._scale / 2, 0
             return False
-        torch._foreach_div_(gradients, self._scale)
+        torch._foreach_div_(gradients, scale)
         self._fitted += 1
-        if self._fitted == GROWTH:
+        if scale < self._scale:
+            self._scale, self._fitted = self._scale / 2, 0
+        elif self._fitted == GROWTH:
             self._scale, self._fitted = 2 * self._scale, 0
         return True
 
@@ -242,7 +264,7 @@ class StageComputer:
     def _add(self, given: Given, hidden: Tensor | None, loss: float | None) -> None:
         finite = hidden is None or hidden.grad is None or bool(hidden.grad.isfinite().all())
         if not finite or not self._gradients.accumulate(loss or 0.0, given.call.samples):
-            raise Refusal("values", "its gradients are not finite")
+            raise Refusal("failed", "its gradients are not finite")
         self._added.add(_microbatch(given))
         self._samples[given.driver] += given.call.samples
         self.served += given.call.samples
@@ -280,5 +302,5 @@ def _microbatch(given: Given) -> tuple[str, int]:
 
 def _finite(loss: Tensor) -> float:
     if not loss.isfinite():
-        raise Refusal("values", "its loss is not finite")
+        raise Refusal("failed", "its loss is not finite")
     return float(loss.detach())

@@ -50,7 +50,8 @@ Kind = Literal[
 """Why a call is refused. `unknown`: an expert that is not there; `forgotten`: nothing is kept for a backward call (any
 more); `stale`: of another step than the peer holds, `ahead`: of one too far ahead; `closed`: this step's
 batch takes no more; `full`: there is no room now; `barred`: who calls has sent nonsense again and again."""
-_OFFENCES: tuple[Kind, ...] = ("shape", "values", "absurd", "batch", "nonsense")
+_OFFENCES: tuple[Kind, ...] = ("shape", "values", "batch", "nonsense")
+"""What no honest caller sends. Absurdly large tensors are none: where a model has diverged all send them."""
 
 
 class Refusal(ValueError):

@@ -32,7 +32,7 @@ def largest_microbatch(run: RunConfig, devices: int = 1) -> int:
     most = max(1, min(MAX_SAMPLES, run.peer_batch // (8 * devices)))
     if run.averaging.mode != "local-steps":
         return most
-    powers = [2**power for power in range(MAX_SAMPLES.bit_length())]
+    powers = [1 << power for power in range(MAX_SAMPLES.bit_length())]
     return max([most, *(size for size in powers if -run.peer_batch % (size * devices) <= run.peer_batch // 8)])
 
 

@@ -1,7 +1,9 @@
 """Hostile drivers and stage peers: training goes on unharmed, and what they did is counted by its kind."""
 
 import asyncio
+import copy
 import itertools
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -165,6 +167,26 @@ def test_who_sends_nonsense_again_is_refused_for_a_while_and_nobody_else(
     train(pipeline)
     monkeypatch.setattr(judging, "BARRED", 0.0)
     assert isinstance(pipeline.run(reply_to(pipeline, right)), Answer)
+
+
+@pytest.mark.parametrize("weights", [float("nan"), 1e30])
+def test_who_drives_while_the_model_has_diverged_is_served_once_it_is_right_again(
+    pipeline: Pipeline, weights: float
+) -> None:
+    pipeline.endpoint("m")
+    hidden = HIDDEN * (1.0 if math.isnan(weights) else weights)
+    what = Content(part_of(BATCHES[0], pipeline.stages[2]), packed(hidden), None)
+    model = pipeline.peers["2a"].model
+    right = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(weights)
+    replies = [pipeline.run(reply_to(pipeline, sending(changed(stage=2), what), "2a")) for _ in range(5)]
+    model.load_state_dict(right)
+    told = [reply.why for reply in replies if isinstance(reply, Refused)]
+    assert told == 5 * ["failed" if math.isnan(weights) else "absurd"]
+    again = sending(changed(stage=2), Content(part_of(BATCHES[0], pipeline.stages[2]), packed(HIDDEN), None))
+    assert isinstance(pipeline.run(reply_to(pipeline, again, "2a")), Answer)
 
 
 def test_a_gradient_far_larger_than_is_usual_is_not_added(pipeline: Pipeline) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.swarm.pipeline import computing
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
 from dedloc_kit.swarm.pipeline.protocol import Call
 from dedloc_kit.swarm.remote.judging import Refusal
@@ -36,6 +35,10 @@ def parts() -> tuple[StageComputer, Picky]:
     stage = LinearStage(1)
     model = stage.build_model()
     return StageComputer(stage, model, sums := Picky(model), most=100), sums
+
+
+def float16(_: torch.device) -> torch.dtype:
+    return torch.float16
 
 
 def given(what: Any = "backward", number: int = 1, hidden: torch.Tensor = HIDDEN, times: float = 1.0) -> Given:
@@ -124,11 +127,10 @@ def test_how_fast_it_is_is_known_once_both_ways_are_measured(parts: tuple[StageC
 
 @pytest.mark.parametrize("times", [1e-9, 1e3])
 def test_in_float16_small_gradients_stay_and_large_ones_overflow_for_nobody(
-    parts: tuple[StageComputer, Picky], monkeypatch: pytest.MonkeyPatch, times: float
+    parts: tuple[StageComputer, Picky], times: float
 ) -> None:
     plain, sums = parts
-    monkeypatch.setattr(computing, "half_precision", lambda device: torch.float16)
-    half = StageComputer(plain.stage, sums.model, halves := Picky(sums.model), most=100)
+    half = StageComputer(plain.stage, sums.model, halves := Picky(sums.model), most=100, half=float16)
     answers = [each.compute(given(times=times)).output for each in (plain, half)]
     assert halves.samples == ROWS
     for right, found in zip([answers[0], *sums.gradients], [answers[1], *halves.gradients], strict=True):
@@ -136,3 +138,42 @@ def test_in_float16_small_gradients_stay_and_large_ones_overflow_for_nobody(
         assert found is not None
         assert found.dtype == torch.float32
         assert float((found - right).norm()) <= 0.01 * float(right.norm()), (found, right)
+
+
+def test_what_is_not_finite_without_a_scale_is_tried_three_times_and_takes_the_scale_from_nobody(
+    parts: tuple[StageComputer, Picky],
+) -> None:
+    plain, sums = parts
+    layer: Any = sums.model["layer"]  # type: ignore[index]
+    passes: list[int] = []
+    layer.register_forward_hook(lambda *_: passes.append(1))
+    half = StageComputer(plain.stage, sums.model, Picky(sums.model), most=1000, half=float16)
+    for number in range(20):
+        passes.clear()
+        with pytest.raises(Refusal, match="not finite") as refused:
+            half.compute(given(number=number, times=1e9))
+        assert refused.value.kind == "failed"
+        assert len(passes) == 3
+    for number in range(20, 23):  # of which only the first needs a smaller scale
+        half.compute(given(number=number, times=1e3 if number == 20 else 1e-9))
+    right, found = (each.compute(given(number=30, times=1e-9)).output for each in (plain, half))
+    assert right is not None
+    assert found is not None
+    assert float((found - right).norm()) <= 0.01 * float(right.norm())
+
+
+def test_what_a_diverged_stage_makes_is_computed_once_and_no_fault_of_its_driver(
+    parts: tuple[StageComputer, Picky],
+) -> None:
+    plain, sums = parts
+    half = StageComputer(plain.stage, sums.model, sums, most=1000, half=float16)
+    layer: Any = sums.model["layer"]  # type: ignore[index]
+    passes: list[int] = []
+    layer.register_forward_hook(lambda *_: passes.append(1))
+    with torch.no_grad():
+        layer.weight.fill_(float("nan"))
+    for what in ("forward", "backward"):
+        with pytest.raises(Refusal) as refused:
+            half.compute(given(what))
+        assert refused.value.kind == "failed"
+    assert len(passes) == 2
