@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
 from dedloc_kit.swarm.remote.judging import Refusal
-from dedloc_kit.training.computing.device import half_precision
+from dedloc_kit.training.computing.device import half_precision, make_current
 
 Half = Callable[[torch.device], torch.dtype | None]
 
@@ -77,7 +77,7 @@ class Computed(NamedTuple):
 
 class StageComputer:
     """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session_of`,
-    `check`, `samples` and `beside` is for the thread that trains.
+    `check`, `samples` and `beside` is for the thread that trains, also to make it.
 
     What is not finite is no fault of the driver, whose tensors were: the model may have diverged.
 
@@ -101,6 +101,7 @@ class StageComputer:
         self._sessions: dict[str, str] = {}  # of drivers that have one of their own
         self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
         self._device = next(model.parameters()).device
+        make_current(self._device)
         self._half = half(self._device)
         self._scale, self._fitted = SCALE if self._half is torch.float16 else 1.0, 0
 

@@ -1,6 +1,8 @@
 """A stage peer's device adds each microbatch once, and nothing that is not finite."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
 from dedloc_kit.swarm.pipeline.protocol import Call
 from dedloc_kit.swarm.remote.judging import Refusal
+from dedloc_kit.training.computing.device import SWITCH_SECONDS
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, LinearStage, Sums
 
 HIDDEN, GRADIENT = torch.randn(2, ROWS, LENGTH, WIDTH)
@@ -177,3 +180,19 @@ def test_what_a_diverged_stage_makes_is_computed_once_and_no_fault_of_its_driver
             half.compute(given(what))
         assert refused.value.kind == "failed"
     assert len(passes) == 2
+
+
+def test_a_stage_on_a_gpu_waits_briefly_for_pythons_other_threads(
+    parts: tuple[StageComputer, Picky], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, sums = parts
+    taken: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    gpu: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda:1"))]))
+    before = sys.getswitchinterval()
+    try:
+        StageComputer(plain.stage, gpu, sums, most=100, half=float16)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+        assert taken == [torch.device("cuda:1")]
+    finally:
+        sys.setswitchinterval(before)
