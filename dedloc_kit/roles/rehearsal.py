@@ -39,7 +39,13 @@ from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.common import TextTask
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.computing.compute import Compute
-from dedloc_kit.training.computing.device import describe_device, half_precision, pick_devices, set_threads
+from dedloc_kit.training.computing.device import (
+    describe_device,
+    half_precision,
+    pick_devices,
+    set_threads,
+    usable_devices,
+)
 from dedloc_kit.training.computing.microbatch import (
     MAX_SAMPLES,
     find_microbatch,
@@ -63,7 +69,8 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     def warn(text: str) -> None:
         emit(Warned(text=text))
 
-    device = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")[0]
+    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    device = usable_devices(devices, peer.devices)[0]
     set_threads(peer.threads)
     _check_vocabulary(run)
     try:

@@ -52,7 +52,7 @@ from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import NoSource, StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
 from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
-from dedloc_kit.training.computing.device import describe_devices, pick_devices, set_threads
+from dedloc_kit.training.computing.device import describe_devices, pick_devices, set_threads, usable_devices
 from dedloc_kit.training.flat import FlatLayout, Room, SharedVector, shared_zeros
 from dedloc_kit.training.gradients.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.training.gradients.gradients import Gradients
@@ -217,7 +217,7 @@ def connected_to_drive(
     """
     with _inside(run, peer, entry, initial_peers) as inside:
         assert isinstance(inside.task, Divisible), "no other one is created"
-        profile = inside.profile(follower=True)
+        profile = inside.profile(follower=True, devices=inside.devices)
         tracker = inside.tracker(run.of_stage(0), profile.session)
 
         def tell(gate: Gate) -> None:
@@ -266,9 +266,11 @@ class _Inside:
         parameters = None
         if self.office is not None or not follower:  # of a lender nobody asks for any
             parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is not None else 2 * KEPT_STEPS)
-        replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
+        # Tried only now that the process that averages has been forked.
+        devices = self.devices if follower else usable_devices(self.devices, peer.devices)
+        replicas = () if follower else tuple(Replica(state, device) for device in devices)
         accumulator = _accumulator(run, trained, state, replicas)
-        profile = replace(self.profile(follower), holds_state=not isinstance(state, NoState))
+        profile = replace(self.profile(follower, devices), holds_state=not isinstance(state, NoState))
         tracker = self.tracker(run, profile.session)
         optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
         return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
@@ -281,12 +283,12 @@ class _Inside:
             return MixedState(*made, partial(zeros_despite_a_full_disk, self.peer.folder / "experts"))
         return TrainingState(*made)
 
-    def profile(self, follower: bool) -> Profile:
+    def profile(self, follower: bool, devices: Sequence[torch.device]) -> Profile:
         return Profile(
             session=self.entry.session or secrets.token_hex(8),
             name=self.peer.name,
             team=self.peer.team,
-            device=describe_devices(self.devices),
+            device=describe_devices(devices),
             follower=follower,
             client_mode=self.node.client_mode,
             addresses=addresses_of(self.node),

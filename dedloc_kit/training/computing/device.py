@@ -1,8 +1,10 @@
 """What this machine computes with."""
 
+import logging
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -17,18 +19,61 @@ _NO_GPU = (
     "torch finds no CUDA GPU here; choose the device 'auto' or 'cpu', or switch the GPU on "
     "(in Colab and Kaggle: the notebook's accelerator setting)"
 )
+_CPU = torch.device("cpu")
+
+_log = logging.getLogger(__name__)
 
 
-def pick_device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """One device; `auto` takes a GPU if there is one. UserError if `cuda` is asked for and not there."""
+def why_unusable(device: torch.device) -> str:
+    """Why a small step on this device fails, in one line; empty if it does not. torch lists cards that it has no code
+    for, such as a Tesla P100."""
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            half = half_precision(device)
+            weights = torch.ones(8, 8, device=device, requires_grad=True)
+            with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+                loss = (torch.ones(8, 8, device=device) @ weights).float().square().mean()
+            torch.autograd.grad(loss, weights)[0].sum().item()  # waits for the device
+    except (RuntimeError, AssertionError) as error:  # of a torch without CUDA the latter
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return ""
+
+
+Fails = Callable[[torch.device], str]
+"""As `why_unusable`."""
+
+
+def usable_devices(devices: Sequence[torch.device], choice: str, fails: Fails = why_unusable) -> list[torch.device]:
+    """Those that a small step can be taken on, else for `auto` the CPU; what is left out is a warning. UserError if
+    one that was asked for by name, or every GPU of `cuda`, cannot be used.
+
+    It sets GPUs up, which no process that is forked later could use.
+
+    :param devices: what `pick_devices` gave for this choice
+    """
+    left_out = {device: why for device in devices if device.type != "cpu" and (why := fails(device))}
+    usable = [device for device in devices if device not in left_out]
+    told = [f"{device} cannot be used, for a small step on it fails: {why}" for device, why in left_out.items()]
+    if left_out and (choice not in ("auto", "cuda") or (choice == "cuda" and not usable)):
+        raise UserError(f"{told[0]}; choose the devices 'auto' or 'cpu', or mend its driver")
+    for text in told:
+        _log.warning("%s; computing on %s", text, ", ".join(map(str, usable)) or "the processor")
+    return usable or [_CPU]
+
+
+def pick_device(choice: Literal["auto", "cpu", "cuda"], fails: Fails = why_unusable) -> torch.device:
+    """One device; `auto` takes a GPU if there is one that can be used. UserError if `cuda` is asked for and there is
+    none."""
     has_gpu = torch.cuda.is_available()
     if choice == "cuda" and not has_gpu:
         raise UserError(_NO_GPU)
-    return torch.device("cuda" if has_gpu and choice != "cpu" else "cpu")
+    if not has_gpu or choice == "cpu":
+        return _CPU
+    return usable_devices([torch.device("cuda")], choice, fails)[0]
 
 
 def pick_devices(choice: str, *, double: bool = False) -> list[torch.device]:
-    """The devices to train on; UserError if one is asked for that is not there.
+    """The devices to train on, untried; UserError if one is asked for that is not there.
 
     :param choice: as `PeerConfig.devices`: `auto` takes all CUDA GPUs, else Apple's GPU, else the CPU; `cuda` all CUDA
         GPUs; else the names of devices, separated by commas

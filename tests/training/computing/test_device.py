@@ -8,6 +8,16 @@ import torch
 from dedloc_kit.errors import UserError
 from dedloc_kit.training.computing import device
 
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
+
+
+def works(_: torch.device) -> str:
+    return ""
+
+
+def fails(_: torch.device) -> str:
+    return NO_KERNEL
+
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +36,19 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
 
 @pytest.mark.usefixtures("with_gpu")
 def test_auto_takes_the_gpu_where_there_is_one() -> None:
-    assert device.pick_device("auto").type == "cuda"
-    assert device.pick_device("cuda").type == "cuda"
-    assert device.pick_device("cpu").type == "cpu"
+    for choice in ("auto", "cuda"):
+        assert device.pick_device(choice, works).type == "cuda"
+    assert device.pick_device("cpu", fails).type == "cpu"
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_that_cannot_be_used_is_not_taken_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert device.pick_device("auto", fails).type == "cpu"
+    assert caplog.messages == [
+        f"cuda cannot be used, for a small step on it fails: {NO_KERNEL}; computing on the processor"
+    ]
+    with pytest.raises(UserError, match=f"{NO_KERNEL}; choose the devices 'auto' or 'cpu'"):
+        device.pick_device("cuda", fails)
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -52,6 +72,32 @@ def test_a_volunteer_takes_all_gpus_or_those_that_it_names(gpus: list[torch.devi
     assert device.pick_devices("cpu,cpu") == 2 * [torch.device("cpu")]
     with pytest.raises(UserError, match="there is no cuda:2 here; choose the devices 'auto', or of cuda:0 to cuda:1"):
         device.pick_devices("cuda:0,cuda:2")
+
+
+def test_of_several_gpus_those_are_taken_that_can_take_a_step(
+    gpus: list[torch.device], caplog: pytest.LogCaptureFixture
+) -> None:
+    def first_fails(device: torch.device) -> str:
+        return NO_KERNEL if device == gpus[0] else ""
+
+    for choice in ("auto", "cuda"):
+        caplog.clear()
+        assert device.usable_devices(gpus, choice, first_fails) == gpus[1:]
+        assert caplog.messages == [
+            f"cuda:0 cannot be used, for a small step on it fails: {NO_KERNEL}; computing on cuda:1"
+        ]
+    assert device.usable_devices(gpus, "auto", works) == gpus
+    assert device.usable_devices(gpus, "auto", fails) == [torch.device("cpu")]
+    for choice, failing in (("cuda:0,cuda:1", first_fails), ("cuda", fails)):
+        with pytest.raises(UserError, match=f"cuda:0 cannot be used, .*{NO_KERNEL}; choose the devices 'auto' or"):
+            device.usable_devices(gpus, choice, failing)
+    cpus = 2 * [torch.device("cpu")]
+    assert device.usable_devices(cpus, "cpu,cpu", fails) == cpus, "which needs no trial"
+
+
+def test_a_small_step_finds_out_whether_a_device_can_be_used() -> None:
+    assert device.why_unusable(torch.device("cpu")) == ""
+    assert device.why_unusable(torch.device("meta")) != "", "nothing is computed there"
 
 
 def test_apples_gpu_is_taken_where_it_is_unless_the_run_needs_float64(
