@@ -146,7 +146,22 @@ class Batch:
         staleness = MAX_STALENESS if self._run.averaging.overlap else 0
         dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
         if dropped:
-            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
+            why = self._why_old(max(1, staleness))
+            _log.warning("%d samples were computed on parameters that are too old; dropped%s", dropped, why)
+
+    def _why_old(self, staleness: int) -> str:
+        """What to add for who is too slow for this run: what its microbatches take, and what they may take."""
+        mine, receipts = self._tracker.mine, self._state.receipts
+        if mine is None or len(receipts) < 2:
+            return ""
+        step = (receipts[-1].time - receipts[0].time) / max(1, receipts[-1].step - receipts[0].step)
+        if mine.boundary_seconds <= staleness * step:
+            return ""
+        return (
+            f": a microbatch takes {mine.boundary_seconds:.0f} s here and a global step {step:.1f} s, and what takes "
+            f"longer than {staleness * step:.0f} s hardly ever counts; let one sample go at once (--microbatch 1), or "
+            "train on a faster device"
+        )
 
     def _untold(self, in_sync: Iterable[Progress], late: Iterable[Progress]) -> float:
         """What the others have surely computed and not told yet."""

@@ -299,6 +299,25 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
 
 
+@pytest.mark.parametrize(("overlap", "seconds", "limit"), [(True, 35.0, 20), (True, 19.0, None), (False, 6.0, 5)])
+def test_who_is_too_slow_for_the_others_is_told_how_long_a_microbatch_may_take(
+    tmp_path: Path, warned: list[str], overlap: bool, seconds: float, limit: int | None
+) -> None:
+    me = Peer(tmp_path, overlap=overlap)
+    now = get_dht_time()
+    me.state.receipts = tuple(a_receipt(step).model_copy(update={"time": now + 5.0 * step}) for step in (5, 6, 7))
+    told = progress(run_id=me.run.run_id, step=7, round="", samples=0, time=now, boundary_seconds=seconds)
+    me.tracker.report(told, period=60.0)
+    me.gradients.add(1.0, 2, 0)
+    me.state.step = 7
+    me.rounds.batch.drop_stale()
+    (text,) = warned
+    assert text.startswith("2 samples were computed on parameters that are too old; dropped")
+    slow = f": a microbatch takes {seconds:.0f} s here and a global step 5.0 s, and what takes longer than "
+    assert (slow in text) == (limit is not None)
+    assert limit is None or f"longer than {limit} s hardly ever counts; let one sample go at once" in text
+
+
 def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, warned: list[str]) -> None:
     me = Peer(tmp_path)
     me.tracker.refresh()
