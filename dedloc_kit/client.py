@@ -34,6 +34,7 @@ LEDGER_TIMEOUT = 60.0
 """The coordinator makes the file first."""
 VIEWS = ("people", "swarm", "pipeline", "experts", "organizer")
 """Of the live page: what its addresses end in."""
+_KINDS = "the coordinator's URL (http://...), a file, or OWNER/NAME of the Hub"
 _KEPT = "last-invitation.json"
 _PEER_ID_BEGINS = ("Qm", "12D3Koo")
 
@@ -85,9 +86,6 @@ def _checked(invitation: Invitation) -> Invitation:
 
 def _read(where: str) -> Invitation:
     """The invitation in a file or in a repository, as it was written there."""
-    kinds = "the coordinator's URL (http://...), a file, or OWNER/NAME of the Hub"
-    if not where.strip():
-        raise UserError(f"the invitation is empty; give {kinds}")
     if _is_repository(where):
         try:
             return Invitation.parse(invitation_text(where))
@@ -96,7 +94,7 @@ def _read(where: str) -> Invitation:
     try:
         text = written(Path(where).expanduser())
     except (OSError, ValueError, RuntimeError) as error:  # bytes or a path that cannot be, or a home that is unknown
-        raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {kinds}") from None
+        raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {_KINDS}") from None
     return Invitation.parse(text)
 
 
@@ -383,6 +381,9 @@ def fetch_standing(url: str, peer: str, after: int) -> Standing:
 
 
 def _is_url(where: str) -> bool:
+    """Raises UserError for what can be no invitation at all, as from a variable that is not set."""
+    if not isinstance(where, str) or not where.strip():
+        raise UserError(f"the invitation is {'empty' if isinstance(where, str) else repr(where)[:80]}; give {_KINDS}")
     return where.startswith(("http://", "https://"))
 
 

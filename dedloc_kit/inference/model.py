@@ -45,8 +45,9 @@ class AutoDistributedModelForCausalLM:
         :param folder: keeps this user's identity and what was fetched
         :param code: what lets this user into a swarm that is not open to all
         :param source: a folder with the model, or `OWNER/NAME@COMMIT`, to take embeddings and head from
-        :param activations: how hidden states travel; float32 is exact, 8bit is for training, where it takes little
-            more than half the bytes of float16; what is written then travels as float16
+        :param activations: how hidden states travel; float32 rounds nothing, but answers are exact only from servers
+            that compute in float32 too (`dedloc serve --weights float32`; bfloat16 is their default); 8bit is for
+            training, where it takes little more than half the bytes of float16; what is written then travels as float16
         :param told: told what goes on
         """
         adapter: Current = ContextVar("adapter", default=None)

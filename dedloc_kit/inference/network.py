@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -52,6 +52,9 @@ class Network:
         activations: Activations = "float16",
         told: Callable[[str], None] = lambda text: None,
     ) -> None:
+        if activations not in get_args(Activations):
+            known = ", ".join(get_args(Activations))
+            raise UserError(f"activations={activations!r:.80} is not known here; choose one of: {known}")
         self._told = told
         self._numbers = itertools.count()
         self._asked: dict[int, Future[tuple[dict[str, Any], list[Tensor | None]]]] = {}
