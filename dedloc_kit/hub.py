@@ -210,7 +210,9 @@ def closed(repository: str, revision: str | None, kind: Literal["model", "datase
 
     with asking(f"read {repository}"):
         try:
-            info = HfApi().repo_info(repository, repo_type=kind, revision=revision, token=False)
+            api = HfApi(token=False)
+            look_up = api.model_info if kind == "model" else api.dataset_info
+            info = look_up(repository, revision=revision)
             names = [file.rfilename for file in info.siblings or ()]
             for name in [name for name in names if not re.match(r"\.|README", name)][:1]:
                 get_hf_file_metadata(hf_hub_url(repository, name, repo_type=kind, revision=info.sha), token=False)

@@ -392,7 +392,7 @@ def test_downloads_are_not_made_for_a_model_in_parts() -> None:
 
 
 def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_organizer_alone_needs() -> None:
-    data = {
+    data: dict[str, Any] = {
         "train": [{"dataset": "us/texts", "revision": "v2"}, {"dataset": "/home/asha/texts"}],
         "decay": [{"dataset": "us/last"}],
         "evaluation": {"dataset": "us/held"},

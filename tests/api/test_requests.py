@@ -141,7 +141,8 @@ def test_as_many_as_are_told_may_be_made() -> None:
 
 
 def test_an_answer_goes_back_as_clients_keep_it() -> None:
-    kept = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    nothing: dict[str, Any] = {"refusal": None, "tool_calls": None, "annotations": [], "audio": None}
+    kept = {"role": "assistant", "content": "hi", **nothing}
     turns = [{**MESSAGES[0], "name": "asha"}, kept, {"role": "user", "content": [{"type": "text", "text": "and?"}]}]
     asked = parse(ChatRequest, json.dumps({"model": "m", "messages": turns}).encode())
     assert [message.plain() for message in asked.messages] == [

@@ -190,7 +190,10 @@ def test_held_out_data_that_is_the_training_data_is_a_fault(
     for name in ("corpus.txt", "own.txt"):
         (tmp_path / name).write_bytes((folder / "corpus.txt").read_bytes())
     (tmp_path / "link.txt").symlink_to(tmp_path / "corpus.txt")
-    learned = {"train": [{"dataset": str(tmp_path / "own.txt")}], of: [{"dataset": str(tmp_path / "corpus.txt")}]}
+    learned: dict[str, Any] = {
+        "train": [{"dataset": str(tmp_path / "own.txt")}],
+        of: [{"dataset": str(tmp_path / "corpus.txt")}],
+    }
     data = {**learned, "evaluation": {**held_out, "dataset": str(tmp_path / held_out["dataset"])}}
     schedule = {"schedule": "warmup-stable-decay"}
     with pytest.raises(UserError, match=r"corpus\.txt is read for training and as held-out data too.*hold out others?"):
