@@ -58,7 +58,7 @@ def like_xlm_roberta() -> Any:
         *((letter, -3.0 - number / 9) for number, letter in enumerate(letters)),
     ]
     core = Tokenizer(models.Unigram(scores, unk_id=2))
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.normalizer, core.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
     return holding(core, mask_token=AddedToken("<mask>", lstrip=True))
 
 
@@ -123,7 +123,7 @@ def test_the_secret_spelling_of_a_control_token_is_that_token(tokenizers: dict[s
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
 def test_a_text_comes_back_from_its_tokens_whatever_control_tokens_it_spells(
     tokenizers: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -135,6 +135,10 @@ def test_a_text_comes_back_from_its_tokens_whatever_control_tokens_it_spells(
     assert not {*ids} & {*tokenizer.all_special_ids}
     if TOOL not in text:
         assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_no_normalization_makes_a_control_token_of_a_text(tokenizers: dict[str, Any]) -> None:
+    assert not {*PlainTokenizer(tokenizers["xlm"]).ids("A ＜mask＞ bank")} & control(tokenizers["xlm"])
 
 
 def by_documents(language: str | None) -> Callable[[Any, str, Path], list[int]]:
