@@ -13,6 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
+from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.machine.written import written
@@ -64,6 +65,8 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
     :param watch: for somebody who only looks on, whom no coordinator refuses
     """
+    if not Path(where).expanduser().exists():
+        check_pasted("the address of the invitation", where)
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
         organizer = where.partition("#")[2]

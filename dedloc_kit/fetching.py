@@ -15,6 +15,8 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from dedloc_kit.machine.account import leave_no_token
+
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up."""
 TELL_SECONDS = 10.0
@@ -70,6 +72,7 @@ def fetched(
     """
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
+    leave_no_token()
     bound_silence(get_session())
     if _abort() is None:
         _leave_chunk_store()  # of this version nothing can be aborted
@@ -184,5 +187,5 @@ def _abort() -> Callable[[], None] | None:
     return found
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

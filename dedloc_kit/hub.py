@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import bound_silence, fetched
+from dedloc_kit.machine.account import leave_no_token
+from dedloc_kit.machine.pasted import check_pasted, why_no_token
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
@@ -111,8 +113,14 @@ def check_login(repository: str) -> None:
     """Raise UserError unless `OWNER/NAME` can be a repository and this machine has a token of the Hub."""
     from huggingface_hub import get_token
 
+    check_pasted(f"the name {repository}", repository)
     if not re.fullmatch(HUB_REPOSITORY, repository):
         raise UserError(f"{repository} is no name of a repository on the Hub; use OWNER/NAME")
+    if why := why_no_token(get_token() or ""):
+        raise UserError(
+            f"the Hub token of this machine cannot be one, so {repository} cannot be written: {why}; copy it again, "
+            "whole, from huggingface.co/settings/tokens"
+        )
     if get_token() is None:
         raise UserError(f"nobody is logged in to the Hub, so {repository} cannot be written; {_LOG_IN}")
 
@@ -295,6 +303,7 @@ def asking(what: str) -> Iterator[None]:
     from huggingface_hub.utils import disable_progress_bars, get_session  # type: ignore[attr-defined]
 
     disable_progress_bars()
+    leave_no_token()
     bound_silence(get_session())
     try:
         yield

@@ -18,8 +18,8 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"version", "errors", "validation"},
-    {"keys", "machine", "resources", "pretrained", "fetching"},
-    {"run", "distribution", "regions"},
+    {"keys", "machine", "resources", "pretrained"},
+    {"run", "distribution", "regions", "fetching"},
     {"records"},
     {"serving", "pipeline", "grid"},
     {"events", "memory", "hub", "pipe"},

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.account import kept_code
+from dedloc_kit.machine.account import CODE, kept_code
+from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.written import written
 from dedloc_kit.serving.config import swarm_of
 
@@ -18,17 +19,21 @@ _QUESTIONS = {
 def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     """The code for the run of this invitation; empty if it needs none, or if there is nobody to ask.
 
-    On Colab call it in the main thread. Raises UserError if the file cannot be read.
+    On Colab call it in the main thread. Raises UserError if the file cannot be read, or if what is there cannot be a
+    code.
 
     :param file: holds it; otherwise the environment or the notebook's secrets may
     :param ask: whether somebody is there who can type it; nobody sees what is typed
     """
     if file is not None:
         try:
-            return written(file.expanduser()).strip()
+            code = written(file.expanduser()).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read ({error}); it should hold your personal code") from None
+        check_pasted(f"the code in {file}", "".join(code.split()))  # a long one may be broken into lines
+        return code
     found = kept_code()
+    check_pasted(f"the code in {CODE}", found)
     if found or not ask:
         return found
     try:
@@ -38,6 +43,8 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     if question is None:
         return ""
     try:
-        return getpass(question).strip()
+        typed = getpass(question).strip()
     except Exception:  # EOFError, or that of a notebook which cannot ask
         return ""
+    check_pasted("the code", typed)
+    return typed

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -35,6 +36,7 @@ from dedloc_kit.cli.commands import (
 from dedloc_kit.display.console import complain, log_to_terminal, mention
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import tell_downloads
+from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.version import __version__
 
 COMMANDS = (
@@ -45,6 +47,11 @@ COMMANDS = (
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}
 """What the extra `organizer` installs: whoever only takes part does without."""
+_PASTED = {
+    *("announce_host", "against", "allow_host", "checkpoint", "dataset", "host", "hub", "invitation", "push", "resume"),
+    *("source", "start", "url", "where"),
+}
+"""Options with an address, or with a name on the Hub."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command != "announce":  # which an empty text takes back
             _check_none_empty(sys.argv[1:] if arguments is None else arguments)
+        _check_pasted(options)
         return int(options.call(options) or 0)
     except UserError as error:
         complain(str(error))
@@ -93,6 +101,15 @@ def _check_none_empty(arguments: list[str]) -> None:
             raise UserError(
                 f"the argument after '{before:.80}' is empty; give it (is a variable of your shell not set?)"
             )
+
+
+def _check_pasted(options: argparse.Namespace) -> None:
+    """Raise UserError if an address, or a name on the Hub, holds a character that is not seen."""
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            pasted = name in _PASTED or (options.command, name) == ("serve", "what")
+            if pasted and isinstance(text, str) and not Path(text).expanduser().exists():
+                check_pasted(f"'{text}'", text)
 
 
 def _open_standard_streams() -> None:

@@ -1,5 +1,6 @@
 """Who the volunteer is: the name that others see, and the Hub token of this machine, which nobody ever sees."""
 
+import logging
 import os
 import unicodedata
 import warnings
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.pasted import why_no_token
 
 ANONYMOUS = "anonymous"
 MAX_CHARACTERS = 64
@@ -18,6 +20,9 @@ CODE = "DEDLOC_CODE"
 """The environment variable, and the secret on Colab and Kaggle, that holds a volunteer's personal code."""
 _SECRET = "HF_TOKEN"
 _REMEMBERED = "hub-name"
+_NO_TOKEN = {_SECRET: "", "HUGGING_FACE_HUB_TOKEN": "", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+"""Environment in which huggingface_hub looks for no token."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,13 @@ class Account:
         if self.token is not None:
             return {_SECRET: self.token}
         # The Hub answers nothing at all, not even what is public, to a token that it refuses.
-        return {_SECRET: "", "HUGGING_FACE_HUB_TOKEN": "", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
+        return _NO_TOKEN
+
+
+_UNUSABLE = (
+    "the Hugging Face token of this machine cannot be one, so it is not used: {why}; copy it again, whole, from "
+    f"huggingface.co/settings/tokens and keep it as {_SECRET}, or remove it"
+)
 
 
 def token() -> str | None:
@@ -51,6 +62,22 @@ def token() -> str | None:
         if found:
             return found
     return _of_kaggle(_SECRET) if hosted() == "kaggle" else None
+
+
+def leave_no_token() -> None:
+    """Ask the Hub without a token from now on, in this process and those that it starts, if the one that is here cannot
+    be one: it fits into no request, and what is public needs none."""
+    from huggingface_hub import constants, get_token
+
+    found = None
+    with warnings.catch_warnings(), suppress(Exception):  # as in `token`
+        warnings.simplefilter("ignore")
+        found = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    if not found or not (why := why_no_token(found)):
+        return
+    constants.HF_HUB_DISABLE_IMPLICIT_TOKEN = True
+    os.environ.update(_NO_TOKEN)
+    _log.warning(_UNUSABLE.format(why=why))
 
 
 def kept_code() -> str:
@@ -81,8 +108,10 @@ def who_am_i(chosen: str | None, folder: Path) -> Account:
     While the Hub does not answer, the name that it gave the last time counts; the volunteer's folder remembers it.
     """
     found = token()
-    name, refused = _hub_name(found) if found else (None, False)
     warning = None
+    if found and (why := why_no_token(found)):
+        found, warning = None, _UNUSABLE.format(why=why)
+    name, refused = _hub_name(found) if found else (None, False)
     if refused:
         found = None
         warning = (

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import requests
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.written import written
 
 VARIABLE = "DEDLOC_WEBHOOK"
@@ -34,6 +35,7 @@ def webhook_address(file: Path | None) -> str | None:
             raise UserError(f"{file} cannot be read ({type(error).__name__}); check --webhook-file") from None
     if not given:
         return None
+    check_pasted(f"the address in {file or VARIABLE}", given.strip())
     try:
         parts = urlsplit(given.strip())
     except ValueError:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from dedloc_kit.fetching import SILENCE_SECONDS, bound_silence
+from dedloc_kit.machine.account import leave_no_token
 
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds before a request is made again."""
@@ -18,9 +19,10 @@ _BUSY = {500, 502, 503, 504}
 
 
 def be_patient() -> None:
-    """Let this process ask the Hub again, from now on."""
+    """Let this process ask the Hub again, from now on, and without what cannot be a token."""
     from huggingface_hub import set_client_factory
 
+    leave_no_token()
     set_client_factory(_client)
 
 
