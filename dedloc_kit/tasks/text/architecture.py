@@ -21,6 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from dedloc_kit.errors import UserError
 from dedloc_kit.pretrained import check_kernels, load_pretrained
 
+NULL = "null"
+"""How `task.model` says None: TOML cannot."""
 _TEXT_PART = "_text"
 """What marks, in transformers, the decoder of a model that also sees pictures: `gemma3_text` of `gemma3`."""
 _BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
@@ -69,7 +71,8 @@ class Family:
                 nearest = difflib.get_close_matches(key, keys - tokens.keys(), n=1, cutoff=0.0)[0]
                 raise UserError(f"task.model.{key[:80]} is not a known key of {name}; did you mean '{nearest}'?")
         usual = {} if name in self.small else self.usual
-        merged = {key: value for key, value in usual.items() if key in keys} | dict(values)
+        said = {key: None if value == NULL else value for key, value in values.items()}
+        merged = {key: value for key, value in usual.items() if key in keys} | said
         merged = {**_heads(merged, keys), **merged}
         with _one_line():
             check_kernels(merged)
@@ -99,6 +102,14 @@ class Family:
         with _one_line():
             return {key: value for key, value in config_class.from_dict(dict(config)).to_dict().items() if key in keys}
 
+    def described(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as `task.model` has to say it, so that a model of this shape comes of it; errors as `config`."""
+        with _one_line():
+            usual = {**CONFIG_MAPPING[self._name(config["model_type"])]().to_dict(), **self.usual}
+        found = self.published(config)
+        needed = {key: value for key, value in found.items() if value is not None or usual.get(key) is not None}
+        return {key: NULL if value is None else value for key, value in needed.items()}
+
     def load(self, folder: Path) -> nn.Module:
         """A published model in float32, from config.json and safetensors in a folder.
 
@@ -118,6 +129,12 @@ class Family:
             )
         loaded: nn.Module = model
         return loaded
+
+    def unties(self, model: Any) -> bool:
+        """Whether a loaded model has an output layer of its own, though its configuration says that it is tied."""
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = getattr(model.config, "tie_word_embeddings", False)
+        return bool(tied and outputs is not None and outputs.weight is not inputs.weight)
 
     def build(self, config: PretrainedConfig) -> nn.Module:
         """A model with random float32 weights; raises UserError if it cannot be trained on packed documents."""

@@ -153,6 +153,11 @@ class PackedTask(TextTask):
             raise UserError(
                 f"task.model says nothing of {wrong[0]}, which is {own[wrong[0]]!r:.80} in {start.shown}; put it there"
             )
+        if self.family.unties(model) and self.config().tie_word_embeddings:
+            raise UserError(
+                f"{start.shown} has an output layer of its own, though its config.json says that it is tied to the "
+                "embeddings; put into [task.model]: tie_word_embeddings = false"
+            )
         rows, tokens = model.get_input_embeddings().num_embeddings, len(load_tokenizer(start.name))
         if tokens > rows:
             raise UserError(

@@ -7,6 +7,7 @@ the folder. The weights reach volunteers from the swarm, as every state does.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,15 +123,19 @@ class Start:
         Raises UserError if the weights are not in safetensors, or if the folder holds something else than the run's
         file says.
         """
+        folder = self._weights()
+        if self.folder is not None and (found := fingerprint(self.folder)) != self.sha256:
+            raise UserError(
+                f"{self.shown} is not what the run's file says: task.start_sha256 must be {found}, if that is the model"
+            )
+        return folder
+
+    def _weights(self) -> Path:
         folder = self._files([CONFIG, *WEIGHTS])
         if not any(folder.glob("model*.safetensors")):
             raise UserError(
                 f"{self.shown} has no weights in safetensors, and others are not read, for they may hold code; load it "
                 "with transformers, write it with save_pretrained, and name that folder"
-            )
-        if self.folder is not None and (found := fingerprint(self.folder)) != self.sha256:
-            raise UserError(
-                f"{self.shown} is not what the run's file says: task.start_sha256 must be {found}, if that is the model"
             )
         return folder
 
@@ -150,7 +155,10 @@ class Start:
     def _lines(self, family: Family) -> str:
         """What the run's file has to say of a folder."""
         assert self.folder is not None
-        known = {key: value for key, value in family.published(self.config).items() if value is not None}
+        known = family.described(self.config)
+        # transformers believes the tensors: what differs in the file is not tied.
+        if known.get("tie_word_embeddings") and family.unties(family.load(self._weights())):
+            known["tie_word_embeddings"] = False
         head = [f"architecture = {_toml(self.config['model_type'])}", f'start_sha256 = "{fingerprint(self.folder)}"']
         model = [f"{key} = {_toml(value)}" for key, value in known.items()]
         return "\n".join(["put into [task]:", "", *head, "", "and below it:", "", "[task.model]", *model])
@@ -168,7 +176,14 @@ def fingerprint(folder: Path) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items() if each is not None)} }}"
+        known = [f"{_key(key)} = {_toml(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(known)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML has escaped
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

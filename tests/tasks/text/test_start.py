@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 from transformers.utils.hub import hf_api
 
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
@@ -102,6 +110,34 @@ def test_a_model_in_a_folder_is_described_in_the_runs_file_and_begun_with(folder
     elsewhere = causal(run_from(folder, "/nowhere", **lines, tokenizer=str(folder / "causal")))
     shapes = {name: each.shape for name, each in elsewhere.build_model().named_parameters()}
     assert shapes == {name: each.shape for name, each in task.first_model().named_parameters()}
+
+
+def test_the_printed_lines_say_what_the_tensors_are_where_config_json_says_something_else(
+    folder: Path, tmp_path: Path, hub: LoopbackHub
+) -> None:
+    shutil.copytree(folder / "published", where := tmp_path / "untied")
+    config = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    lines = lines_of(folder, where)
+    assert lines["model"]["tie_word_embeddings"] is False
+    assert the_same(causal(run_from(folder, str(where), **lines)).first_model(), folder / "published")
+    hub.commits["us/untied"] = [{path.name: path.read_bytes() for path in where.iterdir()}]
+    start = f"us/untied@{hub.revision('us/untied')}"
+    with pytest.raises(UserError, match=r"put into \[task.model\]: tie_word_embeddings = false$"):
+        causal(run_from(folder, start)).first_model()
+    told = causal(run_from(folder, start, model={"tie_word_embeddings": False}))
+    assert the_same(told.first_model(), folder / "published")
+
+
+def test_the_printed_lines_say_that_something_usual_is_not_there(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "published", where := tmp_path / "wide")
+    shape = {**SHAPE, "num_key_value_heads": 2, "sliding_window": None}
+    MistralForCausalLM(MistralConfig(**shape, vocab_size=400)).save_pretrained(where)
+    lines = lines_of(folder, where)
+    assert lines["model"]["sliding_window"] == "null"
+    task = causal(run_from(folder, str(where), **lines))
+    assert task.config().sliding_window is None
+    assert the_same(task.first_model(), where)
 
 
 def test_a_model_of_the_hub_is_begun_with_as_of_its_commit(folder: Path, hub: LoopbackHub) -> None:
