@@ -45,6 +45,11 @@ class Served:
         """Tokens of a prompt and its answer at most."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or UNSAID_CONTEXT)
 
+    @property
+    def rows(self) -> int:
+        """Tokens that the model has, by their numbers."""
+        return int(getattr(self.model.config, "vocab_size", None) or len(self.tokenizer))
+
 
 class Generation:
     """The answers to one request on their way: iterate over their pieces, in the event loop that asked for them.
@@ -86,7 +91,7 @@ class Generator:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._prompts = Prompts(served.name, served.tokenizer, served.context)
+        self._prompts = Prompts(served.name, served.tokenizer, served.context, served.rows)
         self._threads = ThreadPoolExecutor(served.at_once, "answer")
         self._running: set[Generation] = set()
 

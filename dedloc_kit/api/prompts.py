@@ -29,12 +29,13 @@ class Prompt:
 class Prompts:
     """Reads the prompts of requests for one model."""
 
-    def __init__(self, name: str, tokenizer: Any, context: int) -> None:
+    def __init__(self, name: str, tokenizer: Any, context: int, rows: int) -> None:
         """
         :param name: of the model
         :param context: tokens of a prompt and its answer at most
+        :param rows: tokens that the model has, which may be fewer than its tokenizer makes
         """
-        self._name, self._tokenizer, self._context = name, tokenizer, context
+        self._name, self._tokenizer, self._context, self._rows = name, tokenizer, context, rows
         self._prompts = PromptTokenizer(tokenizer)
 
     def read(self, asked: AnyRequest) -> list[Prompt]:
@@ -54,6 +55,10 @@ class Prompts:
         room = self._context - len(prompt)
         if not prompt:
             raise ApiError(400, f"{param} has no tokens", param=param, code="invalid_value")
+        if max(prompt) >= self._rows:
+            odd = self._tokenizer.decode([max(prompt)])
+            message = f"{param} holds {odd!r:.80}, a token that {self._name} does not have; leave it out"
+            raise ApiError(400, message, param=param, code="invalid_value")
         if room < 1:
             message = f"{param} has {len(prompt)} tokens; {limit}"
             raise ApiError(400, message, param=param, code="context_length_exceeded")

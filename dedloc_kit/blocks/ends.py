@@ -5,7 +5,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -151,6 +151,7 @@ class Ends:
             past.close()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_tokens((*args, *map(kwargs.get, ("inputs", "input_ids"))))
         second = args[1] if len(args) > 1 else None  # as transformers takes it
         settings = kwargs.get("generation_config") or second or self.generation_config  # type: ignore[attr-defined]
         given = kwargs.get("past_key_values") is not None
@@ -164,6 +165,15 @@ class Ends:
             return super().generate(*args, past_key_values=past, **kwargs)  # type: ignore[misc]
         finally:
             past.close()
+
+    def _check_tokens(self, given: Iterable[Any]) -> None:
+        rows = self.get_input_embeddings().num_embeddings  # type: ignore[attr-defined]
+        for ids in given:
+            if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or not ids.numel():
+                continue
+            odd = next((each for each in (int(ids.min()), int(ids.max())) if not 0 <= each < rows), None)
+            if odd is not None:
+                raise UserError(f"the text has the token {odd}, and the model has {rows} tokens; use its own tokenizer")
 
 
 def _check_shape(hidden: torch.Tensor) -> None:

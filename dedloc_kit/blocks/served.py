@@ -12,7 +12,8 @@ from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, 
 from dedloc_kit.blocks.weights.manifest import Manifest, describe_folder
 from dedloc_kit.blocks.weights.weights import WHOLE, locate
 from dedloc_kit.errors import UserError
-from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, load_pretrained
+from dedloc_kit.run.section import public_name
 
 FILES = (*TOKENIZER_FILES, GENERATION_CONFIG)
 """What a user needs beside the weights, if it is there."""
@@ -53,7 +54,9 @@ def read_model(model: str, keep: Path) -> ServedModel:
         raise UserError(f"{folder / CONFIG} is no configuration of a model")
     parsed = configuration(config)
     causal_class(parsed)
-    Layout.of(skeleton(parsed))
+    whole = skeleton(parsed)
+    Layout.of(whole)
+    _check_tokenizer(folder, model, whole.get_input_embeddings().num_embeddings)
     files = {}
     for name in FILES:
         if (folder / name).is_file():
@@ -61,6 +64,24 @@ def read_model(model: str, keep: Path) -> ServedModel:
                 raise UserError(f"{folder / name} is larger than {MAX_FILE} bytes, so no user could take it")
             files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     return ServedModel(folder, config, _manifest(folder, keep), files)
+
+
+def _check_tokenizer(folder: Path, model: str, rows: int) -> None:
+    """Raise UserError if a text may have tokens that the model knows nothing of: it would end whoever asks for it."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return
+    try:
+        tokens = 1 + max(load_pretrained(AutoTokenizer, folder).get_vocab().values(), default=-1)
+    except Exception:  # whatever the library raises; a user's own tokenizer may be another
+        return
+    if tokens > rows:
+        raise UserError(
+            f"the tokenizer of {public_name(model)} has {tokens} tokens, its model {rows}: they do not belong "
+            "together; put the model's own tokenizer beside it, or give the model rows for all tokens with "
+            "resize_token_embeddings of transformers, and train them"
+        )
 
 
 def _manifest(folder: Path, keep: Path) -> Manifest:

@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.http.sockets import listen, url_of
 
 DEADLINE = 60.0
 END, TURN = "<|end|>", "<|turn|>"
-CONTEXT = 512
+CONTEXT, VOCABULARY = 512, 300
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}"
@@ -44,6 +44,14 @@ def tokenizer(template: str | None = TEMPLATE) -> Any:
     fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, additional_special_tokens=[TURN])
     fast.chat_template = template
     return fast
+
+
+def grown() -> Any:
+    """A tokenizer with one token more than the model has: `<|new|>`."""
+    made = tokenizer()
+    made.add_tokens([f"<|{number}|>" for number in range(len(made), VOCABULARY)])
+    made.add_tokens(["<|new|>"])
+    return made
 
 
 class Tiny(LlamaForCausalLM):
@@ -95,7 +103,7 @@ class Tiny(LlamaForCausalLM):
 def tiny() -> Tiny:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=300,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,
@@ -159,8 +167,10 @@ def serving(
     template: str | None = TEMPLATE,
     hosts: Collection[str] = (),
     elsewhere: bool = False,
+    made: Any = None,
 ) -> Iterator[Api]:
-    served = Served("river/tiny", tiny(), tokenizer(template), at_once)
+    """:param made: its tokenizer, in place of the usual one"""
+    served = Served("river/tiny", tiny(), made or tokenizer(template), at_once)
     listener = listen("127.0.0.1", 0)
     server = Server(create_app(served, key, hosts, elsewhere=elsewhere), listener)
     thread = threading.Thread(target=server.run)

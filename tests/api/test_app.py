@@ -16,7 +16,7 @@ from dedloc_kit.api.app import MAX_BODY
 from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
-from tests.api.serving import BENGALI, CONTEXT, DEADLINE, END, TEMPLATE, TURN, Api, events, serving
+from tests.api.serving import BENGALI, CONTEXT, DEADLINE, END, TEMPLATE, TURN, Api, events, grown, serving
 
 KEY = "a-key-of-many-letters"
 
@@ -310,6 +310,14 @@ def test_without_a_template_a_chat_is_refused_and_a_completion_is_not() -> None:
     with serving(template=None) as api:
         assert "/v1/completions" in api.error(api.chat(), 400)["message"]
         assert api.complete().status_code == 200
+
+
+def test_a_text_with_a_token_that_the_model_does_not_have_is_refused() -> None:
+    with serving(made=grown()) as api:
+        assert "'<|new|>'" in api.error(api.chat("what is <|new|>?"), 400)["message"]
+        assert api.error(api.complete(["river", "a <|new|>"]), 400)["param"] == "prompt[1]"
+        assert api.error(api.complete([300]), 400)["param"] == "prompt"
+        assert api.complete("river").status_code == 200
 
 
 def test_without_the_key_nothing_is_answered() -> None:

@@ -231,3 +231,12 @@ def test_settings_in_the_second_place_say_how_long_a_text_becomes() -> None:
     assert near.lengths == [8 + 3 + GUESSED]
     model.generate(None, GenerationConfig(max_new_tokens=3, pad_token_id=0, bos_token_id=1))
     assert near.lengths[1:] == [1 + 3 + GUESSED]
+
+
+def test_a_token_that_the_model_does_not_have_is_named(pair: Pair) -> None:
+    _, apart, near = pair
+    begun = len(near.lengths)
+    for odd in (97, -1):
+        with pytest.raises(UserError, match=rf"the token {odd}, and the model has 97 tokens; use its own tokenizer$"):
+            apart.generate(torch.tensor([[5, odd]]), max_new_tokens=1)
+    assert len(near.lengths) == begun
