@@ -22,6 +22,7 @@ from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
+from dedloc_kit.organizer.earlier import earlier_run
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
 from dedloc_kit.run.config import RunConfig
@@ -176,6 +177,8 @@ def launch(
     ):
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
             display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
+        if resume is None and (told := earlier_run(run, peer.folder)):
+            display.line(told, "bold")
         if peer.regions is not None:
             Countries(peer.regions)  # better refused now than by the coordinator, which takes long to start
             display.line("the live page shows how many volunteers are in which country: tell them so")

@@ -6,6 +6,7 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.memory import Memory
+from dedloc_kit.organizer.earlier import earlier_run
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.peer import CoordinatorConfig
@@ -43,3 +44,21 @@ def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_agree_to_
     assert coordinator.invitation().run_config() == run
     assert Invitation.parse(coordinator.invitation().model_dump_json()).organizer == me
     assert coordinator.invitation().wheel == running_wheel().pinned
+
+
+def test_an_edited_run_tells_of_the_older_one_beside_it(tmp_path: Path) -> None:
+    older, edited, other = tiny_run(), tiny_run(global_batch=128), tiny_run("another")
+    for run, step in ((older, 8), (other, 99)):
+        (tmp_path / run.run_id / "checkpoints").mkdir(parents=True)
+        (tmp_path / run.run_id / "checkpoints" / f"step-{step:08d}.safetensors").touch()
+    folder = tmp_path / edited.run_id
+    assert earlier_run(edited, folder) == (
+        f"this run begins at step 0, for its file says something else than that of {older.run_id}, which is at step 8; "
+        f"to go on from there:  --resume {tmp_path / older.run_id}"
+    )
+    assert earlier_run(older, tmp_path / older.run_id) == "", "it goes on by itself"
+    (folder / "checkpoints").mkdir(parents=True)
+    assert earlier_run(edited, folder), "nothing of it was saved yet"
+    (folder / "checkpoints" / "step-00000001.safetensors").touch()
+    assert earlier_run(edited, folder) == ""
+    assert earlier_run(tiny_run("tiny-2"), tmp_path / "else" / tiny_run("tiny-2").run_id) == ""
