@@ -104,6 +104,8 @@ class LocalProgress(Event):
     swarm_samples: int
     """Everyone's, as far as known."""
     global_batch: int
+    averaging: bool = False
+    """Is what this peer gives to a round on its way?"""
     session_samples: int
     loss: float | None
     samples_per_second: float

@@ -95,6 +95,7 @@ def _progress(me: SwarmPeer, run: RunConfig, carried: int) -> LocalProgress:
         step=me.optimizer.step,
         samples=0,
         swarm_samples=me.optimizer.swarm_samples(),
+        averaging=me.optimizer.averaging,
         global_batch=run.global_batch,
         session_samples=0,
         loss=None,

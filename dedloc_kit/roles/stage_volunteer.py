@@ -310,6 +310,7 @@ class _Work:
                 step=optimizer.step,
                 samples=round(share * optimizer.samples),
                 swarm_samples=optimizer.swarm_samples(),
+                averaging=optimizer.averaging,
                 global_batch=self._run.global_batch,
                 session_samples=round(self.given),
                 loss=loss if math.isfinite(loss) else None,

@@ -229,6 +229,7 @@ def _train_on(devices: Devices, me: SwarmPeer, mixing: Mixing, emit: Callable[[A
             step=me.optimizer.step,
             samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
+            averaging=me.optimizer.averaging,
             global_batch=me.optimizer.run.global_batch,
             session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,

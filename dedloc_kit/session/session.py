@@ -22,7 +22,7 @@ from dedloc_kit.machine.survey import check, check_clock, check_connections, clo
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.peer import PeerConfig, parse_peer
-from dedloc_kit.session.snapshot import LossPoint, Snapshot, overdue
+from dedloc_kit.session.snapshot import Fill, LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.version import __version__
 from dedloc_kit.worker import Worker, volunteer_job
@@ -73,6 +73,7 @@ class Session:
         self._worker_answered = self._earlier_answered = 0  # tokens, likewise
         self._heard = time.monotonic()  # from the training
         self._usual_gap: float | None = None  # between two microbatches; not known before the first one is done
+        self._fill = Fill()
         self._losses: dict[int, LossPoint] = {}
         self._supervisor = Supervisor(self._job, folder=self._folder, on_notice=self._take, environment=environment)
         threading.Thread(target=self._watch, name="session", daemon=True).start()
@@ -91,7 +92,9 @@ class Session:
         if self._wish != "train":
             doing = "leaving" if self._wish == "leave" else "pausing"
             return replace(now, phase="leaving", text=f"{doing}: the last samples are on their way")
-        return overdue(now, time.monotonic() - self._heard, self._usual_gap) if now.phase == "training" else now
+        if now.phase != "training":
+            return now
+        return overdue(now, time.monotonic() - self._heard, self._usual_gap, self._fill.seconds)
 
     def pause(self) -> None:
         """Free this machine; what is finished counts. Returns at once."""
@@ -174,7 +177,7 @@ class Session:
                 self._earlier_answered += self._worker_answered
                 self._worker_carried = self._worker_answered = 0
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
-                self._usual_gap = None
+                self._usual_gap, self._fill = None, Fill()
                 if self._stopped:  # training hides what was told meanwhile, and somebody may want to know
                     self._warn(f"the training was started again; it had stopped: {self._stopped}")
                     self._stopped = ""
@@ -186,6 +189,7 @@ class Session:
             case LocalProgress():
                 self._progress(notice)
             case StepDone(step=step, contributions=contributions):
+                self._fill.stepped()
                 if step.loss is not None:
                     self._add_losses([LossPoint(step.step, step.loss, contributions.get(self._peer, 0))])
                 self._set(step=max(step.step, self._now.step), peers=max(1, len(contributions)))
@@ -211,6 +215,7 @@ class Session:
         gap, self._heard = now - self._heard, now
         self._usual_gap = gap if self._usual_gap is None else 0.9 * self._usual_gap + 0.1 * gap
         self._worker_samples = progress.session_samples
+        self._fill.heard(progress)
         self._set(
             phase="training",
             text="training",

@@ -1,8 +1,11 @@
 """What a volunteer sees of a session at one moment: the same in the notebook's panel and in the terminal."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dedloc_kit.events import LocalProgress
 from dedloc_kit.records.orders import Decay
 
 Phase = Literal[
@@ -12,8 +15,8 @@ Phase = Literal[
 
 LATE_SECONDS = 10.0
 """A training that says nothing for so long, and for much longer than usual, waits."""
-FULL = 3
-"""Global batches that are gathered and not averaged: not only a round that takes its time."""
+FULL, FULL_SECONDS = 3, 60.0
+"""So many global batches for so long, gathered and not averaged, are more than a group that takes its time to meet."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,42 @@ class Snapshot:
         return self.phase in ("left", "finished", "failed")
 
 
-def overdue(now: Snapshot, silence: float, usual_gap: float | None) -> Snapshot:
+class Fill:
+    """Since when the batch has been full without a round."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._step, self._since = -1, 0.0
+
+    def heard(self, progress: LocalProgress) -> None:
+        """Take a look at what a microbatch says."""
+        full = progress.swarm_samples > FULL * progress.global_batch and not progress.averaging
+        if not full:
+            self._step = -1
+        elif self._step != progress.step:
+            self._step, self._since = progress.step, self._clock()
+
+    def stepped(self) -> None:
+        """A global step is done."""
+        self._step = -1
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._step < 0 else self._clock() - self._since
+
+
+def overdue(now: Snapshot, silence: float, usual_gap: float | None, full: float) -> Snapshot:
     """A training as it looks when nothing was heard of it for so many seconds.
 
     :param usual_gap: seconds from one microbatch to the next; None before the first one is done
+    :param full: seconds, see `Fill`
     """
     if usual_gap is None:  # a large model on a slow machine, more likely than a line that is down already
         slow = silence > LATE_SECONDS
         return replace(now, text="computing the first samples; a slow machine takes minutes") if slow else now
     if silence > max(LATE_SECONDS, 5 * usual_gap):
         return replace(now, phase="waiting", text="waiting for the other peers; the line may be slow or down")
-    if now.batch_samples > FULL * now.global_batch:
+    if full > FULL_SECONDS:
         return replace(
             now, phase="waiting", text="the batch is full, but the other peers do not come; is the line down?"
         )

@@ -259,6 +259,11 @@ class CollaborativeOptimizer:
         """Until the batch is full, or 0 until it is averaged."""
         return 0.0 if self._rounds.batch.fixed else self._rounds.seconds_left(self.samples_per_second)
 
+    @property
+    def averaging(self) -> bool:
+        """Is what this peer gives to a round on its way?"""
+        return self._rounds.begun
+
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
         return self._rounds.swarm_samples()
