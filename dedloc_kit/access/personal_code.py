@@ -1,11 +1,12 @@
 """What lets a volunteer into a run that is not open to all: found where secrets are kept, or asked for."""
 
+from contextlib import suppress
 from getpass import getpass
 from pathlib import Path
 
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.account import CODE, kept_code
+from dedloc_kit.machine.account import CODE, given_code, kept_code
 from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.written import written
 from dedloc_kit.serving.config import swarm_of
@@ -32,16 +33,16 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
             raise UserError(f"{file} cannot be read ({error}); it should hold your personal code") from None
         check_pasted(f"the code in {file}", "".join(code.split()))  # a long one may be broken into lines
         return code
-    found = kept_code()
+    question = None
+    if not (found := given_code()):
+        with suppress(UserError):  # the session says so, or knows the run from the last time
+            question = _QUESTIONS.get(who := swarm_of(fetch_invitation(where, watch=True)).access.who)
+            if who == "open":
+                return ""  # and a notebook's owner is not asked for a secret, which takes long unanswered
+        found = kept_code()
     check_pasted(f"the code in {CODE}", found)
-    if found or not ask:
+    if found or not ask or question is None:
         return found
-    try:
-        question = _QUESTIONS.get(swarm_of(fetch_invitation(where, watch=True)).access.who)
-    except UserError:  # the session says so, or knows the run from the last time
-        return ""
-    if question is None:
-        return ""
     try:
         typed = getpass(question).strip()
     except Exception:  # EOFError, or that of a notebook which cannot ask

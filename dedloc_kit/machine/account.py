@@ -80,10 +80,15 @@ def leave_no_token() -> None:
     _log.warning(_UNUSABLE.format(why=why))
 
 
+def given_code() -> str:
+    """The personal code in the environment."""
+    return os.environ.get(CODE, "").strip()
+
+
 def kept_code() -> str:
     """The personal code that this machine keeps for a run that is not open to all: from the environment, or Colab's or
-    Kaggle's secrets; empty if there is none. On Colab call it in the main thread, as `token`."""
-    code = os.environ.get(CODE, "").strip()
+    Kaggle's secrets; empty if there is none. On Colab call it in the main thread, as `token`: it may take long."""
+    code = given_code()
     if not code and hosted() == "colab":
         with suppress(Exception):  # no such secret, or the notebook may not read it
             from google.colab import userdata  # type: ignore[import-untyped]

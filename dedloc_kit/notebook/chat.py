@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.machine.account import token
-from dedloc_kit.notebook.taking_part import has_front_end, platform
+from dedloc_kit.notebook.taking_part import SECRETS, has_front_end, platform
 
 if TYPE_CHECKING:
     from dedloc_kit.inference.chat import Chat
+    from dedloc_kit.notebook.chat_panel import ChatPanel
 
 REFRESH_SECONDS = 0.2
 CLOSE_SECONDS = 10.0
@@ -54,9 +55,10 @@ def chat(
 ) -> Conversation | None:
     """See `dedloc_kit.chat`."""
     where = platform()
-    talk = _chats.get(invitation)
+    talk, panel = _chats.get(invitation), None
     if talk is None or talk.snapshot().phase == "over":
         if where == "colab":
+            panel = _panel(None, ChatSnapshot(text=SECRETS))  # first of all, for what follows may take long
             token()  # the notebook may ask its owner for it, which only the main thread can
         if code is None:
             code = personal_code(invitation, ask=where != "kaggle batch")
@@ -69,13 +71,8 @@ def chat(
         _converse(talk, ChatLines())
         return None
 
-    from IPython.display import display
-
-    from dedloc_kit.notebook.chat_panel import ChatPanel
-
-    panel = ChatPanel(None if where == "colab" else talk)
-    panel.show(talk.snapshot())
-    display(panel.widget)
+    if panel is None:
+        panel = _panel(None if where == "colab" else talk, talk.snapshot())
     if where == "colab":
         _converse(talk, panel)
         return None
@@ -83,6 +80,17 @@ def chat(
         _watch(talk, talk.tried, panel)
     threading.Thread(target=_keep_up_to_date, args=(talk, panel), name="chat panel", daemon=True).start()
     return Conversation(talk)
+
+
+def _panel(talk: "Chat | None", snapshot: ChatSnapshot) -> "ChatPanel":
+    from IPython.display import display
+
+    from dedloc_kit.notebook.chat_panel import ChatPanel
+
+    panel = ChatPanel(talk)
+    panel.show(snapshot)
+    display(panel.widget)
+    return panel
 
 
 def _converse(talk: "Chat", view: View) -> None:

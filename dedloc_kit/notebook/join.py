@@ -37,7 +37,7 @@ def join(
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    return take_part(invitation, _sessions, start, Views(_panel, _watch, _refused), code=code, block=block)
+    return take_part(invitation, _sessions, start, Views(_panel, _watch, _refused, _waiting), code=code, block=block)
 
 
 def _panel(session: Session | None) -> Any:
@@ -54,3 +54,7 @@ def _watch(session: Session) -> None:
 
 def _refused(problem: str) -> Snapshot:
     return Snapshot(phase="failed", text="this machine cannot take part now", problem=problem)
+
+
+def _waiting(text: str) -> Snapshot:
+    return Snapshot(text=text)

@@ -82,7 +82,9 @@ def serve(
     def start(code: str) -> ServingSession:
         return ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    return take_part(invitation, _sessions, start, Views(ServingPanel, _watch, _refused), code=code, block=block)
+    return take_part(
+        invitation, _sessions, start, Views(ServingPanel, _watch, _refused, _waiting), code=code, block=block
+    )
 
 
 def _watch(session: ServingSession) -> None:
@@ -93,3 +95,7 @@ def _watch(session: ServingSession) -> None:
 
 def _refused(problem: str) -> ServingSnapshot:
     return ServingSnapshot(phase="failed", text="this machine cannot take part now", problem=problem)
+
+
+def _waiting(text: str) -> ServingSnapshot:
+    return ServingSnapshot(text=text)

@@ -13,6 +13,7 @@ from dedloc_kit.machine.account import token
 from dedloc_kit.machine.hosted import hosted
 
 REFRESH_SECONDS = 0.5
+SECRETS = "looking for this notebook's secrets; where Colab asks whether it may read one, allow it or cancel"
 
 
 class Session(Protocol):
@@ -66,11 +67,13 @@ class Views(Generic[S]):
     :ivar panel: makes the notebook's, with buttons if there is a session
     :ivar watch: in a terminal, until it has ended
     :ivar refused: a snapshot that says why a session could not even begin
+    :ivar waiting: a snapshot that says what it waits for before it begins
     """
 
     panel: Callable[[S | None], Any]
     watch: Callable[[S], None]
     refused: Callable[[str], Any]
+    waiting: Callable[[str], Any]
 
 
 def take_part(
@@ -90,26 +93,25 @@ def take_part(
     where = platform()
     if block is None:
         block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
-    session = sessions.get(invitation)
+    session, panel = sessions.get(invitation), None
     if session is None or session.ended.is_set():
-        if where == "colab":
-            token()  # the notebook may ask its owner for it, which only the main thread can
-        if code is None:
-            code = personal_code(invitation, ask=where != "kaggle batch")
+        if block and where != "terminal":  # first of all: a secret that the notebook's owner is asked for takes long
+            panel = _shown(views.panel(None), views.waiting(SECRETS if where == "colab" else "reading the invitation"))
         try:
+            if where == "colab":
+                token()  # the notebook may ask its owner for it, which only the main thread can
+            if code is None:
+                code = personal_code(invitation, ask=where != "kaggle batch")
             session = sessions[invitation] = start(code)
         except UserError as error:
-            _show_refusal(str(error), where, views)
+            _show_refusal(str(error), where, views, panel)
             return None
     if where == "terminal":
         views.watch(session)
         return None
 
-    from IPython.display import display
-
-    panel = views.panel(None if block else session)
-    panel.show(session.snapshot())
-    display(panel.widget)
+    if panel is None:
+        panel = _shown(views.panel(None if block else session), session.snapshot())
     if block:
         _wait(session, panel)
         return None
@@ -135,18 +137,25 @@ def has_front_end() -> bool:
     return bool(request.get("content", {}).get("allow_stdin", True))
 
 
-def _show_refusal(problem: str, where: str, views: Views[S]) -> None:
+def _shown(panel: Any, snapshot: Any) -> Any:
+    from IPython.display import display
+
+    panel.show(snapshot)
+    display(panel.widget)
+    return panel
+
+
+def _show_refusal(problem: str, where: str, views: Views[S], panel: Any) -> None:
     """What keeps a session from even beginning, in the place where the panel would be."""
     if where == "terminal":
         from dedloc_kit.display.console import complain
 
         complain(problem)
         return
-    from IPython.display import display
-
-    panel = views.panel(None)
-    panel.show(views.refused(problem))
-    display(panel.widget)
+    if panel is None:
+        _shown(views.panel(None), views.refused(problem))
+    else:
+        panel.show(views.refused(problem))
 
 
 def _keep_up_to_date(session: Session, panel: Any) -> None:
