@@ -82,7 +82,7 @@ def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
 def test_samples_of_before_there_were_kinds_are_sentences_with_a_gap(path: Path) -> None:
     ledger = Ledger(path)
     unmarked = json.dumps([GAP.model_dump(exclude={"kind"})])
-    ledger._connection.execute("INSERT INTO evaluations VALUES (1, 2.0, 7.0, '{}', ?)", (unmarked,))
+    ledger._connection.execute("INSERT INTO evaluations VALUES (1, 2.0, 7.0, '{}', ?, '')", (unmarked,))
     assert ledger.samples_on_the_way(5) == [(1, [GAP])]
 
 

@@ -117,6 +117,9 @@ class Evaluator:
             _log.warning("no evaluation of step %d: %s", self._position.step, error)
             return
         step = self._position.step
+        anew = isinstance(measured, Evaluation) and self._lasting.ledger.measured_on_other(measured)
+        if anew:
+            self._divergence.held_out_anew()
         if not self._claimed:
             with despite_a_full_disk():
                 self._judge(step, measured)
@@ -128,6 +131,8 @@ class Evaluator:
         with despite_a_full_disk():
             self._lasting.evaluation(step, measured, time.time())
             self._lasting.checkpoints.rate(step, measured.loss)
+            if anew:
+                self.measure_start()
         self._emit(Evaluated(step=step, loss=measured.loss, metrics=measured.metrics))
 
     def stepped(self, step: GlobalStep) -> None:
@@ -161,7 +166,7 @@ class Evaluator:
         told = driven(self._position.step)
         if told is not None and not self._divergence.doubts(told.loss):
             self._claimed = True
-            return told
+            return told.model_copy(update={"held_out": ""})  # nor does a curve begin anew by what others say
         return self._measure_here()
 
     def _measure_here(self) -> Measured:

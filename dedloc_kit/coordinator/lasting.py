@@ -139,7 +139,18 @@ class LastingRecord:
         self._least = self.ledger.last_step()
 
     def evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
-        """Record an evaluation; raises UserError if that is not possible now."""
+        """Record an evaluation; raises UserError if that is not possible now.
+
+        On other held-out data than before it compares with nothing: the curve begins anew, and so does the search for
+        the best checkpoint.
+        """
+        if self.ledger.measured_on_other(evaluation):
+            _log.warning(
+                "the held-out data is no longer what it was before step %d: the held-out curve and the best checkpoint "
+                "begin anew; files that come later are best added behind the held-out ones, by their names",
+                step,
+            )
+            self.checkpoints.forget_best()
         self._write(partial(self.ledger.record_evaluation, step, evaluation, time))
 
     def checkpoint(self, found: Found, spare: int | None) -> None:

@@ -141,7 +141,7 @@ def _fill(connection: sqlite3.Connection, name: str, table: "Parquet") -> None:
         batch.validate(full=True)
         for column_name, values in zip(given.names, batch.columns, strict=True):
             _check(columns[column_name], values)
-        if name == "evaluations":
+        if name in ("evaluations", "former_evaluations"):
             _check_evaluations(batch)
         if name == "steps" and "left_out" in columns:
             _check_steps(batch)
@@ -179,7 +179,7 @@ def _check(column: Column, values: "pa.Array") -> None:
 def _check_evaluations(batch: "pa.RecordBatch") -> None:
     for row in batch.to_pylist():
         texts = {key: json.loads(row[key]) for key in ("metrics", "samples") if key in row}
-        Evaluation.model_validate_json(json.dumps({"loss": row["loss"], **texts}))
+        Evaluation.model_validate_json(json.dumps({"loss": row["loss"], "held_out": row.get("held_out", ""), **texts}))
 
 
 def _check_steps(batch: "pa.RecordBatch") -> None:

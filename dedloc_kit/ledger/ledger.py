@@ -196,13 +196,22 @@ class Ledger(Reader):
                 self._add(peer, contribution)
 
     def record_evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
-        """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out."""
+        """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out.
+
+        One on other held-out data than those before begins the curve anew, and what was measured of the start is
+        forgotten.
+        """
         if not math.isfinite(evaluation.loss):
             return
         values = evaluation.model_dump(exclude={"pictures"})
         row = (step, evaluation.loss, time, json.dumps(values["metrics"]), json.dumps(values["samples"]))
         with self._transaction():
-            self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
+            execute = self._connection.execute
+            if self.measured_on_other(evaluation):
+                execute("INSERT OR REPLACE INTO former_evaluations SELECT * FROM evaluations")
+                execute("DELETE FROM evaluations")
+                execute("DELETE FROM start")
+            execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", (*row, evaluation.held_out))
             pictures = [(picture.digest, picture.pixels) for picture in evaluation.pictures]
             self._connection.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
 
@@ -427,6 +436,7 @@ class Ledger(Reader):
         ).fetchall()
         execute("DELETE FROM steps WHERE step > ?", (step,))
         execute("DELETE FROM evaluations WHERE step > ?", (step,))
+        execute("DELETE FROM former_evaluations WHERE step > ?", (step,))
         execute("DELETE FROM contributions WHERE step > ?", (step,))
         for part, peer, session, name, base, until, seen, last_seen in cut:
             execute("UPDATE parts SET until = ? WHERE id = ?", (step, part))

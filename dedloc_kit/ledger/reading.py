@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from dedloc_kit.ledger.schema import MAX_SAMPLES, decay, recent_average
-from dedloc_kit.records.evaluation import Picture, Sample
+from dedloc_kit.records.evaluation import Evaluation, Picture, Sample
 from dedloc_kit.records.steps import GlobalStep, LeftOut
 
 TroubleKind = Literal["failed", "rejected"]
@@ -253,6 +253,11 @@ class Reader:
         """Those of these global steps that were evaluated, by step."""
         marks = ",".join("?" * len(steps))
         return dict(self._rows(f"SELECT step, loss FROM evaluations WHERE step IN ({marks})", steps))
+
+    def measured_on_other(self, evaluation: Evaluation) -> bool:
+        """Was it measured on other held-out data than those that are here?"""
+        known = self._rows("SELECT held_out FROM evaluations WHERE held_out != '' ORDER BY step DESC LIMIT 1")
+        return bool(evaluation.held_out and known and known[0][0] != evaluation.held_out)
 
     def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
         """The two ends of the evaluation curve; None while there is no evaluation."""

@@ -135,9 +135,18 @@ CREATE TABLE answered (
     PRIMARY KEY (trainer, session, host)
 ) WITHOUT ROWID;
 """
+_VERSION_11 = """
+-- A hash of the held-out data that it was measured on; empty: not known.
+ALTER TABLE evaluations ADD COLUMN held_out TEXT NOT NULL DEFAULT '';
+-- Those on held-out data that is no longer the run's.
+CREATE TABLE former_evaluations (
+    step INTEGER NOT NULL, loss REAL NOT NULL, time REAL NOT NULL, metrics TEXT NOT NULL, samples TEXT NOT NULL,
+    held_out TEXT NOT NULL, PRIMARY KEY (held_out, step)
+) WITHOUT ROWID;
+"""
 VERSIONS = (
     *(_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8),
-    *(_VERSION_9, _VERSION_10),
+    *(_VERSION_9, _VERSION_10, _VERSION_11),
 )
 VERSION = len(VERSIONS)
 """What each version added to the one before."""

@@ -134,6 +134,8 @@ class Evaluation(Record):
     samples: tuple[Sample, ...] = Field(default=(), max_length=8)
     pictures: tuple[Picture, ...] = Field(default=(), max_length=72)
     """Those that the samples name."""
+    held_out: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """A hash of what it was measured on, so that only equal things are compared; empty if that is not known."""
 
     @field_validator("metrics")
     @classmethod

@@ -63,6 +63,10 @@ class Divergence:
         self._judge("held-out", step, loss, EVALUATIONS)
         self._believe("held-out")
 
+    def held_out_anew(self) -> None:
+        """The held-out data is another from now on: the next loss is the first one."""
+        self._start["held-out"], self._above["held-out"], self._of_loss["held-out"] = None, 0, ""
+
     def measured(self, step: int, loss: float, untrained: float) -> None:
         """In a run without held-out data: the loss on data to train on, of a step and of the untrained model."""
         self._start["measured"] = untrained

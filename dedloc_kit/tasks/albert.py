@@ -24,6 +24,7 @@ from dedloc_kit.tasks.text.common import (
     TextOptions,
     TextTask,
     evaluating,
+    hash_of,
     labels_of,
     parse_options,
     seeded_weights,
@@ -165,7 +166,7 @@ class Albert(TextTask):
                 batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
                 filled = self._fill_mask.filled(_scores(model, batch)[0])
         metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
-        return Evaluation(loss=loss / samples, metrics=metrics, samples=filled)
+        return Evaluation(loss=loss / samples, metrics=metrics, samples=filled, held_out=self.held_out_hash)
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
@@ -190,6 +191,7 @@ class Albert(TextTask):
                 raise UserError(f"no document of {source.dataset} has two sentences; choose other held-out data")
             self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
             self._evaluation = [tensors(arrays) for arrays in parts]
+            self.held_out_hash = hash_of(self._evaluation)
         return self._evaluation
 
 

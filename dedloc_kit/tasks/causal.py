@@ -18,7 +18,7 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt
 from dedloc_kit.tasks import Batch, StageTask, Usage
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap
-from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
+from dedloc_kit.tasks.text.common import evaluating, hash_of, parse_options, tensors
 from dedloc_kit.tasks.text.continuation import Continuations
 from dedloc_kit.tasks.text.mixed import check_experts, give_experts
 from dedloc_kit.tasks.text.output_loss import output_loss
@@ -182,7 +182,7 @@ class Causal(PackedTask):
         tokens = sum(map(self.weight, self.held_out_batches()))
         told = {"perplexity": math.exp(min(loss, 30.0)), BITS_PER_BYTE: loss * tokens / math.log(2) / self._bytes}
         metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
-        return Evaluation(loss=loss, metrics=metrics)
+        return Evaluation(loss=loss, metrics=metrics, held_out=self.held_out_hash)
 
     def held_out_batches(self) -> Sequence[Batch]:
         if not self._evaluation:
@@ -190,6 +190,7 @@ class Causal(PackedTask):
             self._bytes = held_out.bytes
             self._continuations = Continuations(held_out.documents, self.tokenizer, self.begin, self.run.seed)
             self._evaluation = [self._batch(pack) for pack in held_out.packs]
+            self.held_out_hash = hash_of(self._evaluation)
         return self._evaluation
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:

@@ -19,7 +19,7 @@ from dedloc_kit.run.section import PositiveInt
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.text.architecture import ENCODERS
-from dedloc_kit.tasks.text.common import evaluating, labels_of, parse_options, tensors
+from dedloc_kit.tasks.text.common import evaluating, hash_of, labels_of, parse_options, tensors
 from dedloc_kit.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.tasks.text.output_loss import best_tokens, output_loss
 from dedloc_kit.tasks.text.packed import PackedOptions, PackedTask
@@ -80,7 +80,8 @@ class Encoder(PackedTask):
             if self._fill_mask:
                 batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
                 filled = self._fill_mask.filled(output(self._hidden(model, batch)))
-        return Evaluation(loss=loss / masked, metrics={"masked accuracy": guessed / masked}, samples=filled)
+        metrics = {"masked accuracy": guessed / masked}
+        return Evaluation(loss=loss / masked, metrics=metrics, samples=filled, held_out=self.held_out_hash)
 
     def _evaluation_batches(self) -> list[Batch]:
         """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
@@ -89,6 +90,7 @@ class Encoder(PackedTask):
             parts = [self._masked(pack, generator) for pack in self.held_out_packs().packs]
             self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
             self._evaluation = [tensors(arrays) for arrays in parts]
+            self.held_out_hash = hash_of(self._evaluation)
         return self._evaluation
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:

@@ -10,9 +10,10 @@ import torch
 from dedloc_kit.coordinator.evaluator import Driven, Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
+from dedloc_kit.ledger import StartPoint
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep, Receipt
-from dedloc_kit.steering.divergence import STEPS
+from dedloc_kit.steering.divergence import EVALUATIONS, STEPS
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
@@ -32,16 +33,16 @@ class Measured:
         **sections: Any,
     ) -> None:
         run = tiny_run(**sections)
-        task = kind(run)
-        groups = task.parameter_groups
+        made = kind(run)
+        groups = made.parameter_groups
         self.state = TrainingState(
-            task.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run
+            made.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run
         )
         self.lasting = LastingRecord(folder, keep=3)
         self.lasting.begin(None)
         self.events: list[AnyEvent] = []
         self.evaluator = Evaluator(
-            run, task, self.state, self.lasting, self.events.append, driven, torch.device(device)
+            run, made, self.state, self.lasting, self.events.append, driven, torch.device(device)
         )
 
     @property
@@ -198,3 +199,33 @@ def test_what_others_say_ends_no_doubt_of_the_coordinator(tmp_path: Path) -> Non
     assert "the training loss is 1e+06" in run.problem()
     run.evaluator.finish(wait=True)
     assert (asked, run.problem()) == ([0], ""), "it has measured that itself"
+
+
+class OnOther(TinyTask):
+    """The tiny task with other held-out data than before."""
+
+    def evaluate(self, model: torch.nn.Module) -> Evaluation:
+        return super().evaluate(model).model_copy(update={"held_out": "b" * 64})
+
+
+def test_a_loss_on_other_held_out_data_is_not_compared_with_the_one_before(tmp_path: Path) -> None:
+    ledger = LastingRecord(tmp_path, keep=3).ledger
+    ledger.record_evaluation(0, Evaluation(loss=1e-6, held_out="a" * 64), 1.0)
+    ledger.record_start(StartPoint("tiny", "us/model", 1e-6))
+    run = Measured(tmp_path, task=OnOther)
+    for _ in range(EVALUATIONS + 1):
+        run.step()
+        run.evaluator.start()
+        run.evaluator.finish(wait=True)
+    assert run.problem() == ""
+    assert [point.step for point in run.lasting.ledger.evaluations()] == run.steps == [1, 2, 3, 4]
+    assert run.lasting.ledger.start() is None, "it is measured again"
+
+
+def test_what_others_say_begins_no_curve_anew(tmp_path: Path) -> None:
+    run = Measured(tmp_path, lambda step: Evaluation(loss=1e-6, held_out="c" * 64), task=OnOther)
+    for _ in range(3):
+        run.step()
+        run.evaluator.start()
+        run.evaluator.finish(wait=True)
+    assert [point.step for point in run.lasting.ledger.evaluations()] == [1, 2, 3]

@@ -180,6 +180,10 @@ class Checkpoints:
         if self.path(step).exists() and (self.best is None or loss < self.best.loss):
             self._mark(Best(step=step, loss=loss))
 
+    def forget_best(self) -> None:
+        """What was measured compares with nothing any more; errors as `rate`."""
+        self._mark(None)
+
     def newest(self) -> Found | None:
         """The newest checkpoint that is whole and of a training that had not diverged, or none if there is none.
 
