@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.written import written
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
@@ -70,7 +71,12 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def local(name: str, folder: Path) -> str:
-    """An absolute path if the name means something local, else the name (an id on the Hub) itself."""
+    """An absolute path if the name means something local, else the name (an id on the Hub) itself.
+
+    Raises UserError if nothing local has this name, and it holds a character that nobody sees.
+    """
     candidate = folder / os.path.expanduser(name)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or candidate.exists()
+    if not (exists := candidate.exists()):
+        check_pasted(f"the name '{name}'", name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or exists
     return str(candidate.resolve()) if looks_local else name

@@ -212,7 +212,7 @@ def test_a_loss_on_other_held_out_data_is_not_compared_with_the_one_before(tmp_p
     ledger = LastingRecord(tmp_path, keep=3).ledger
     ledger.record_evaluation(0, Evaluation(loss=1e-6, held_out="a" * 64), 1.0)
     ledger.record_start(StartPoint("tiny", "us/model", 1e-6))
-    run = Measured(tmp_path, task=OnOther)
+    run = Measured(tmp_path, kind=OnOther)
     for _ in range(EVALUATIONS + 1):
         run.step()
         run.evaluator.start()
@@ -223,7 +223,7 @@ def test_a_loss_on_other_held_out_data_is_not_compared_with_the_one_before(tmp_p
 
 
 def test_what_others_say_begins_no_curve_anew(tmp_path: Path) -> None:
-    run = Measured(tmp_path, lambda step: Evaluation(loss=1e-6, held_out="c" * 64), task=OnOther)
+    run = Measured(tmp_path, lambda step: Evaluation(loss=1e-6, held_out="c" * 64), kind=OnOther)
     for _ in range(3):
         run.step()
         run.evaluator.start()

@@ -16,7 +16,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import Repository, model_files
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.pasted import unseen, why_no_token
+from dedloc_kit.run.loading import load_run
 from dedloc_kit.steering.webhook import webhook_address
+from tests.commands import run_file
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
 
@@ -96,6 +98,12 @@ def test_a_code_an_address_and_a_name_with_what_nobody_sees_are_named(
     (tmp_path / "hook").write_text("https://hooks.example.org/\u200babc", encoding="utf-8")
     with pytest.raises(UserError, match="zero width space"):
         webhook_address(tmp_path / "hook")
+
+
+def test_a_name_in_a_run_s_file_with_what_nobody_sees_is_named(tmp_path: Path) -> None:
+    for name in ("us/da\u200bta", "./corp\u00adus"):
+        with pytest.raises(UserError, match=r"does not belong there: (zero width space|soft hyphen)"):
+            load_run(run_file(tmp_path, dataset=name))
 
 
 def test_a_name_keeps_its_joiners_and_a_path_what_it_has(tmp_path: Path) -> None:
