@@ -20,11 +20,11 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, Usage
+from dedloc_kit.tasks.measuring import hash_of
 from dedloc_kit.tasks.text.common import (
     TextOptions,
     TextTask,
     evaluating,
-    hash_of,
     labels_of,
     parse_options,
     seeded_weights,

@@ -17,8 +17,9 @@ from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt
 from dedloc_kit.tasks import Batch, StageTask, Usage
+from dedloc_kit.tasks.measuring import hash_of
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap
-from dedloc_kit.tasks.text.common import evaluating, hash_of, parse_options, tensors
+from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.tasks.text.continuation import Continuations
 from dedloc_kit.tasks.text.mixed import check_experts, give_experts
 from dedloc_kit.tasks.text.output_loss import output_loss

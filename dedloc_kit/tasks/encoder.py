@@ -18,8 +18,9 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.tasks import Batch, Usage
+from dedloc_kit.tasks.measuring import hash_of
 from dedloc_kit.tasks.text.architecture import ENCODERS
-from dedloc_kit.tasks.text.common import evaluating, hash_of, labels_of, parse_options, tensors
+from dedloc_kit.tasks.text.common import evaluating, labels_of, parse_options, tensors
 from dedloc_kit.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.tasks.text.output_loss import best_tokens, output_loss
 from dedloc_kit.tasks.text.packed import PackedOptions, PackedTask

@@ -1,11 +1,12 @@
-"""The loss of a model on data to train on, for a run that holds none out."""
+"""What is measured: the loss on data to train on, for a run that holds none out, and a hash of what one holds out."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import torch
 
-from dedloc_kit.tasks import Task
+from dedloc_kit.tasks import Batch, Task
 
 SAMPLES, BATCHES = 8, 4
 
@@ -22,3 +23,14 @@ def training_loss(task: Task, model: torch.nn.Module, seed: int, warn: Callable[
         for batch in islice(task.batches(SAMPLES, seed, warn), BATCHES)
     ]
     return sum(losses) / len(losses)
+
+
+def hash_of(batches: Iterable[Batch]) -> str:
+    """Of what an evaluation measures: SHA-256 of the tensors, by their names, in order."""
+    whole = hashlib.sha256()
+    for batch in batches:
+        for name in sorted(batch):
+            values = batch[name].detach().cpu().contiguous()
+            whole.update(f"{name} {values.dtype} {tuple(values.shape)} ".encode())
+            whole.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.tasks.features.resnet import ResNetArchitecture, SwavModel, calibrated
+from dedloc_kit.tasks.measuring import hash_of
 from dedloc_kit.validation import describe
 
 _EVALUATION_BATCH = 64
@@ -88,6 +90,10 @@ class _HeldOut:
     """Of each, from 0 on."""
     classes: list[str]
     """The name of each label."""
+
+    @cached_property
+    def hash(self) -> str:
+        return hash_of([{"pictures": self.pictures, "labels": self.labels}])
 
     @property
     def names(self) -> list[str]:
@@ -196,7 +202,8 @@ class Swav:
         asked = held_out.one_of_each(_SHOWN_PICTURES).to(features.device)
         samples, small = neighbour_samples(features, held_out.pictures, held_out.names, asked, _SHOWN_NEIGHBOURS)
         loss = self._held_out_loss(model, held_out.pictures)
-        return Evaluation(loss=loss, metrics={"k-NN accuracy": accuracy}, samples=samples, pictures=small)
+        metrics = {"k-NN accuracy": accuracy}
+        return Evaluation(loss=loss, metrics=metrics, samples=samples, pictures=small, held_out=held_out.hash)
 
     def labelled(self, held_out: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
         """Pictures at the size of a large crop."""

@@ -95,7 +95,7 @@ class TextToImage:
             if recognition is not None:
                 metrics |= recognition.shares(model)
         told = {name: value for name, value in metrics.items() if value < _MOST}
-        return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures)
+        return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures, held_out=self._held_out.hash)
 
     @cached_property
     def _recognition(self) -> Recognition | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.tasks.drawing.measures import CHOICES, code_losses, other_captions, share_of_true
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
+from dedloc_kit.tasks.measuring import hash_of
 
 WITHOUT, ANOTHER = "code loss without caption", "code loss with another caption"
 TRUE_CAPTION = f"true caption of {CHOICES}"
@@ -25,6 +27,10 @@ class HeldOut:
     captions: Tensor
     codes: Tensor
     labels: Sequence[str]
+
+    @cached_property
+    def hash(self) -> str:
+        return hash_of([{"captions": self.captions, "codes": self.codes}])
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -1,6 +1,5 @@
 """What all tasks of text have in common: their settings, reading, parameter groups, and export."""
 
-import hashlib
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -78,7 +77,7 @@ class TextTask(ABC):
         self.held_out_texts: Sequence[str] | None = None
         """In place of the run's held-out data."""
         self.held_out_hash = ""
-        """Of what evaluations measure, once one has begun; see `hash_of`."""
+        """Of what evaluations measure, once one has begun; see `measuring.hash_of`."""
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Biases and scales of normalisations are the parameters of one dimension; they do not decay."""
@@ -132,17 +131,6 @@ class TextTask(ABC):
                 single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, begin)]
             )
         tokenizer.save_pretrained(folder)
-
-
-def hash_of(batches: Iterable[Batch]) -> str:
-    """Of what an evaluation measures: SHA-256 of the tensors, by their names, in order."""
-    whole = hashlib.sha256()
-    for batch in batches:
-        for name in sorted(batch):
-            values = batch[name].detach().cpu().contiguous()
-            whole.update(f"{name} {values.dtype} {tuple(values.shape)} ".encode())
-            whole.update(values.reshape(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
 
 
 @contextmanager
