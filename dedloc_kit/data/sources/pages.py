@@ -258,10 +258,11 @@ def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterato
     number = int(begins[skipped])
     for group in range(skipped, len(sizes)):
         for batch in opened.batches(group, list(columns), _ROWS_AT_ONCE):
-            for row in _rows(batch):
+            before = min(max(first - number, 0), batch.num_rows)
+            number += before
+            for row in _rows(batch.slice(before)):
                 number += 1
-                if number > first:
-                    yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
+                yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
 
 
 def _leaves(fields: Any, before: str = "") -> Iterator[str]:
