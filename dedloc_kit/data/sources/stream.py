@@ -134,7 +134,7 @@ def _turned(source: Source, shard: Shard, where: float, read: Reader, warn: Warn
     try:
         yield from read(source, replace(shard, rows=range(begin, rows)), warn)
     except Exception as error:  # whatever a broken file makes its decoder raise
-        if isinstance(error, UserError) or is_transient(error):
+        if (isinstance(error, UserError) and not isinstance(error, Unusable)) or is_transient(error):
             raise
         broken = error
     if begin:

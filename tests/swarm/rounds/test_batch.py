@@ -41,7 +41,7 @@ class Peer:
             is_near=lambda peer: True,
             report_now=lambda: None,
         )
-        self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0)
+        self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0, receipts=())
         self.batch = Batch(cast(Any, self.state), self.gradients, self.vector, cast(Any, self.tracker), Counting())
 
     def compute(self, samples: int, gradient: float = 0.0) -> None:

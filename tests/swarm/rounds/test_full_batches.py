@@ -37,7 +37,7 @@ class Peer:
         self.parameter = torch.nn.Parameter(torch.zeros(1))
         layout = FlatLayout.of([self.parameter])
         self.gradients = Gradients([[self.parameter]], layout)
-        self.state = SimpleNamespace(run=swarm.run, step=0, rewound=0)
+        self.state = SimpleNamespace(run=swarm.run, step=0, rewound=0, receipts=())
         self.batch = Batch(cast(Any, self.state), self.gradients, SharedVector(layout), cast(Any, self), Counting())
         self.begun = False
         self.computed = 0.0  # when the last microbatch was done
