@@ -148,8 +148,7 @@ class ExpertService(Service):
                     with self._calls.place(peer), self._room.place(peer, size), _within_memory():
                         await self._answer(peer, call, stream)
         except Refusal as refusal:
-            await stream.send(encode(refusal.told))
-            await stream.closed()
+            await stream.turn_down(encode(refusal.told), refusal)
 
     async def _answer(self, peer: str, call: Call, stream: Stream) -> None:
         if isinstance(call, Forward):

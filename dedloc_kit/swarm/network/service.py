@@ -8,6 +8,7 @@ a record. Not hivemind's protobuf streams: those believe whatever length the oth
 import asyncio
 import logging
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -143,6 +144,19 @@ class Stream:
             async with asyncio.timeout(seconds):
                 while await self.reader.read(2**16):
                     pass
+
+    async def turn_down(self, answer: bytes, error: BaseException) -> None:
+        """Answer what ended in this error, and wait until the other side closes the stream.
+
+        Meanwhile nothing is kept of what has come: the frames that the error went through hold it, as a tensor that is
+        not all there, and nobody counts it any more.
+        """
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__context__
+        await self.send(answer)
+        await self.closed()
 
     def close(self) -> None:
         self.writer.close()

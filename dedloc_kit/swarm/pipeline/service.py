@@ -97,8 +97,7 @@ class StageService(Service):
                     with self._calls.place(peer):
                         await self._answer(peer, call, stream)
         except Refusal as refusal:
-            await stream.send(encode(refusal.told))
-            await stream.closed()
+            await stream.turn_down(encode(refusal.told), refusal)
 
     async def _answer(self, peer: str, call: Call, stream: Stream) -> None:
         self._judge.check(peer)

@@ -150,8 +150,7 @@ class SpanService(Service):
             with self.counted():
                 await self._serve(peer, stream)
         except Refusal as refusal:
-            await stream.send(encode(_refused(refusal)))
-            await stream.closed()
+            await stream.turn_down(encode(_refused(refusal)), refusal)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
