@@ -65,7 +65,7 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
     :param watch: for somebody who only looks on, whom no coordinator refuses
     """
-    if not Path(where).expanduser().exists():
+    if isinstance(where, str) and where.strip() and not Path(where).expanduser().exists():
         check_pasted("the address of the invitation", where)
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))

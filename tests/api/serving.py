@@ -47,10 +47,10 @@ def tokenizer(template: str | None = TEMPLATE) -> Any:
 
 
 def grown() -> Any:
-    """A tokenizer with one token more than the model has: `<|new|>`."""
+    """A tokenizer with one token more than the model has: `quux`."""
     made = tokenizer()
     made.add_tokens([f"<|{number}|>" for number in range(len(made), VOCABULARY)])
-    made.add_tokens(["<|new|>"])
+    made.add_tokens(["quux"])
     return made
 
 

@@ -314,8 +314,8 @@ def test_without_a_template_a_chat_is_refused_and_a_completion_is_not() -> None:
 
 def test_a_text_with_a_token_that_the_model_does_not_have_is_refused() -> None:
     with serving(made=grown()) as api:
-        assert "'<|new|>'" in api.error(api.chat("what is <|new|>?"), 400)["message"]
-        assert api.error(api.complete(["river", "a <|new|>"]), 400)["param"] == "prompt[1]"
+        assert "'quux'" in api.error(api.chat("what is quux?"), 400)["message"]
+        assert api.error(api.complete(["river", "a quux"]), 400)["param"] == "prompt[1]"
         assert api.error(api.complete([300]), 400)["param"] == "prompt"
         assert api.complete("river").status_code == 200
 
