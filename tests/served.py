@@ -18,8 +18,8 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.serving.config import ServerConfig, parse_serving
 from dedloc_kit.worker import Worker, beginning_job, server_job
+from tests.hang import HANG
 
-DEADLINE = 120.0
 _CHECKOUT = str(Path(__file__).parents[1])
 E = TypeVar("E")
 
@@ -40,7 +40,7 @@ class Server:
         environment = {"PYTHONPATH": _CHECKOUT, CODE: code}
         self.worker = Worker("server", job(config), folder=folder, on_event=self._hear, environment=environment)
 
-    def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = DEADLINE) -> E:
+    def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = HANG) -> E:
         """The newest event of this kind for which `that` holds, past or to come."""
 
         def found() -> E | None:
@@ -69,7 +69,7 @@ class Server:
     def kill(self) -> None:
         """As a power cut would."""
         self.worker.kill()
-        self.worker.wait(DEADLINE)
+        self.worker.wait(HANG)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class ServedModel:
             there = [s for s in event.servers if s.state == "online"]
             return all(sum(s.begin <= layer < s.end for s in there) >= by for layer in range(layers))
 
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + HANG
         while not enough(self.servers[-1].now):
             assert time.monotonic() < deadline, self.servers[-1].now
             time.sleep(0.1)
@@ -188,4 +188,4 @@ class ServedModel:
 
 def _end(server: Server) -> None:
     server.worker.kill()
-    server.worker.wait(DEADLINE)
+    server.worker.wait(HANG)

@@ -7,7 +7,8 @@ import pytest
 
 from dedloc_kit.events import Evaluated, Peers, Warned
 from dedloc_kit.training.state.checkpoint import Checkpoints
-from tests.swarm.harness import DEADLINE, Swarm, wait_until
+from tests.hang import HANG
+from tests.swarm.harness import Swarm, wait_until
 from tests.tiny import tiny_run
 
 MAD = {"learning_rate": 1e20, "warmup_steps": 0, "total_steps": 1000}
@@ -50,6 +51,6 @@ def test_what_volunteers_claim_of_their_losses_ruins_no_checkpoint(tmp_path: Pat
             told = [bool(event.problem) for event in coordinator.events if isinstance(event, Peers)]
             return False in told[told.index(True) :]
 
-        wait_until(seen_through, "it believes what it is told", DEADLINE)
+        wait_until(seen_through, "it believes what it is told", HANG)
     checkpoints = Checkpoints(tmp_path / "coordinator" / "checkpoints")
     assert not any(int(path.stem[5:]) in checkpoints.ruined for path in checkpoints.kept())

@@ -14,12 +14,11 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.evaluation import Evaluation
 from tests.commands import assert_refused, dedloc, running
+from tests.hang import HANG
 from tests.invitations import NOBODY, invited
 from tests.ledgers import GAP, a_step, given
 from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
-
-DEADLINE = 90.0
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
     coordinator: Dashboard, tmp_path: Path
 ) -> None:
     mirror = ("dashboard", coordinator.url, "--port", "0", "--folder", tmp_path / "mirror")
-    with running(*mirror, folder=tmp_path, deadline=DEADLINE) as command:
+    with running(*mirror, folder=tmp_path, deadline=HANG) as command:
         command.wait_for("what it collects is in")
         told = command.said().splitlines()[0]
         match = re.fullmatch(rf"mirror of {tiny_run().run_id}: (http://127\.0\.0\.1:\d+)", told)
@@ -56,19 +55,19 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
         url = match[1]
 
         def state() -> dict[str, object]:
-            values: dict[str, object] = requests.get(f"{url}/api/state", timeout=DEADLINE).json()
+            values: dict[str, object] = requests.get(f"{url}/api/state", timeout=HANG).json()
             return values
 
-        wait_until(lambda: state()["step"] == 3, "the history did not come", DEADLINE)
-        wait_until(lambda: state()["status"] == "coordinator lost", "that nobody answers is not shown", DEADLINE)
+        wait_until(lambda: state()["step"] == 3, "the history did not come", HANG)
+        wait_until(lambda: state()["status"] == "coordinator lost", "that nobody answers is not shown", HANG)
         coordinator.stop()
         assert state()["samples_total"] == 192
         assert "is a copy of the coordinator's" in str(state()["notices"])
         assert str(tmp_path) not in str(state())
-        assert requests.get(url, timeout=DEADLINE).text.startswith("<!doctype html>")
+        assert requests.get(url, timeout=HANG).text.startswith("<!doctype html>")
         assert fetch_invitation(url).peers == (NOBODY,), "whoever finds the mirror can join the run"
         os.kill(command.process.pid, signal.SIGTERM)
-        command.ended(DEADLINE)
+        command.ended(HANG)
         assert command.errors() == ""
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from benchmarks.lib.network import Network
 from dedloc_kit.errors import UserError
+from tests.hang import HANG
 from tests.swarm.harness import wait_until
 
 CHECKOUT = str(Path(__file__).parents[1])
 OUTAGE_SECONDS = 60.0
-DEADLINE = 120.0
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Command:
     def wait_for(self, pattern: str, after: int = 0) -> None:
         """Until this pattern is in what was printed after so many characters."""
         try:
-            wait_until(lambda: re.search(pattern, self.output[after:]) is not None, "", DEADLINE)
+            wait_until(lambda: re.search(pattern, self.output[after:]) is not None, "", HANG)
         except AssertionError:
             raise AssertionError(f"no {pattern!r} in:\n{self.output[after:][-3000:]}") from None
 
@@ -62,13 +62,13 @@ class Command:
 
     def takes_a_step_after(self, step: int) -> None:
         try:
-            wait_until(lambda: self.took() > step, "", DEADLINE)
+            wait_until(lambda: self.took() > step, "", HANG)
         except AssertionError:
             raise AssertionError(f"no step after {step} with samples of its own in:\n{self.output[-3000:]}") from None
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(DEADLINE)
+        return self.process.wait(HANG)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from dedloc_kit.api.app import create_app
 from dedloc_kit.api.generating import Served
 from dedloc_kit.api.server import Server
 from dedloc_kit.dashboard.http.sockets import listen, url_of
+from tests.hang import HANG
 
-DEADLINE = 60.0
 END, TURN = "<|end|>", "<|turn|>"
 CONTEXT, VOCABULARY = 512, 300
 TEMPLATE = (
@@ -25,6 +25,7 @@ TEMPLATE = (
     "<|turn|>{{ message.role }}: {{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant: {% endif %}"
 )
+
 BENGALI = "নদী আমার ভালোবাসা"
 
 
@@ -88,7 +89,7 @@ class Tiny(LlamaForCausalLM):
                 self.generating -= 1
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        self.waits.wait(DEADLINE)
+        self.waits.wait(HANG)
         threading.Event().wait(self.pause)
         self.passes += 1
         if self.failure is not None:
@@ -134,7 +135,7 @@ class Api:
         asked = {"model": self.served.name, **asked}
         headers = asked.pop("headers", {})
         stream = bool(asked.get("stream"))
-        return requests.post(f"{self.url}/v1/{path}", json=asked, headers=headers, stream=stream, timeout=DEADLINE)
+        return requests.post(f"{self.url}/v1/{path}", json=asked, headers=headers, stream=stream, timeout=HANG)
 
     def chat(self, text: Any = "hello", **asked: Any) -> requests.Response:
         return self.post("chat/completions", **{"messages": [{"role": "user", "content": text}], **asked})
@@ -180,5 +181,5 @@ def serving(
     finally:
         served.model.waits.set()
         server.stop()
-        thread.join(DEADLINE)
+        thread.join(HANG)
     assert not thread.is_alive()

@@ -16,7 +16,8 @@ from dedloc_kit.api.app import MAX_BODY
 from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
-from tests.api.serving import BENGALI, CONTEXT, DEADLINE, END, TEMPLATE, TURN, Api, events, grown, serving
+from tests.api.serving import BENGALI, CONTEXT, END, TEMPLATE, TURN, Api, events, grown, serving
+from tests.hang import HANG
 
 KEY = "a-key-of-many-letters"
 
@@ -36,7 +37,7 @@ def api(server: Api) -> Iterator[Api]:
 
 def until_free(api: Api) -> None:
     """All answers have ended."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + HANG
     while api.model.generating:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -263,16 +264,16 @@ def test_a_template_that_changes_messages_with_control_tokens_in_them_is_refused
 
 
 def test_models_are_told(api: Api) -> None:
-    listed = requests.get(f"{api.url}/v1/models", timeout=DEADLINE).json()
+    listed = requests.get(f"{api.url}/v1/models", timeout=HANG).json()
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["river/tiny"]
-    one = requests.get(f"{api.url}/v1/models/river/tiny", timeout=DEADLINE)
+    one = requests.get(f"{api.url}/v1/models/river/tiny", timeout=HANG)
     assert one.json() == listed["data"][0]
-    unknown = api.error(requests.get(f"{api.url}/v1/models/gpt", timeout=DEADLINE), 404)
+    unknown = api.error(requests.get(f"{api.url}/v1/models/gpt", timeout=HANG), 404)
     assert unknown["code"] == "model_not_found"
     assert api.error(api.chat(model="gpt"), 404)["param"] == "model"
-    api.error(requests.get(f"{api.url}/v2", timeout=DEADLINE), 404)
-    api.error(requests.get(f"{api.url}/v1/completions", timeout=DEADLINE), 405)
+    api.error(requests.get(f"{api.url}/v2", timeout=HANG), 404)
+    api.error(requests.get(f"{api.url}/v1/completions", timeout=HANG), 405)
 
 
 def test_what_is_longer_than_the_model_takes_is_refused(api: Api) -> None:
@@ -300,10 +301,10 @@ def test_bodies_are_bounded_and_must_be_json(api: Api) -> None:
         for _ in range(40):
             yield b" " * (MAX_BODY // 32)
 
-    api.error(requests.post(url, endless(), headers=json_type, timeout=DEADLINE), 413)
-    error = api.error(requests.post(url, json.dumps({"model": "river/tiny", "prompt": "a"}), timeout=DEADLINE), 415)
+    api.error(requests.post(url, endless(), headers=json_type, timeout=HANG), 413)
+    error = api.error(requests.post(url, json.dumps({"model": "river/tiny", "prompt": "a"}), timeout=HANG), 415)
     assert "application/json" in error["message"]
-    api.error(requests.post(url, b"{", headers=json_type, timeout=DEADLINE), 400)
+    api.error(requests.post(url, b"{", headers=json_type, timeout=HANG), 400)
 
 
 def test_without_a_template_a_chat_is_refused_and_a_completion_is_not() -> None:
@@ -332,10 +333,10 @@ def test_without_the_key_nothing_is_answered() -> None:
             headers = {name: value.encode() for name, value in shown.items()}
             error = api.error(api.chat(headers=headers), 401)
             assert error["code"] == "invalid_api_key"
-            api.error(requests.get(f"{api.url}/v1/models", headers=headers, timeout=DEADLINE), 401)
+            api.error(requests.get(f"{api.url}/v1/models", headers=headers, timeout=HANG), 401)
         assert api.model.passes == 0
         assert api.chat(headers=right, max_tokens=2).status_code == 200
-        assert requests.get(f"{api.url}/v1/models", headers=right, timeout=DEADLINE).status_code == 200
+        assert requests.get(f"{api.url}/v1/models", headers=right, timeout=HANG).status_code == 200
 
 
 LOOPBACK = ("127.0.0.1", "localhost:8001", "LOCALHOST", "[::1]:8001", "[::ffff:127.0.0.1]")
@@ -366,7 +367,7 @@ def test_without_a_key_a_page_whose_name_stands_for_this_machine_gets_nothing(
         for host in (*LOOPBACK, *ADDRESSES, *NAMES):
             headers = {"Host": host, "Authorization": f"Bearer {KEY}"}
             if host in answered:
-                assert requests.get(f"{api.url}/v1/models", headers=headers, timeout=DEADLINE).status_code == 200, host
+                assert requests.get(f"{api.url}/v1/models", headers=headers, timeout=HANG).status_code == 200, host
             else:
                 assert "--allow-host" in api.error(api.chat(headers=headers), 403)["message"]
         assert api.model.passes == 0
@@ -432,16 +433,16 @@ def test_too_many_are_asked_to_come_later() -> None:
     with serving(at_once=2) as api, ThreadPoolExecutor(2) as pool:
         api.model.waits.clear()
         first = [pool.submit(api.complete, max_tokens=2) for _ in range(2)]
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + HANG
         while api.model.generating < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         answer = api.complete(max_tokens=2)
         assert api.error(answer, 429)["type"] == "rate_limit_error"
         assert int(answer.headers["Retry-After"]) > 0
-        assert requests.get(f"{api.url}/v1/models", timeout=DEADLINE).status_code == 200
+        assert requests.get(f"{api.url}/v1/models", timeout=HANG).status_code == 200
         api.model.waits.set()
-        assert [waiting.result(DEADLINE).status_code for waiting in first] == [200, 200]
+        assert [waiting.result(HANG).status_code for waiting in first] == [200, 200]
         assert api.complete(max_tokens=2).status_code == 200
 
 
@@ -468,7 +469,7 @@ def test_curl_gets_an_answer_and_a_stream(api: Api) -> None:
     def curl(**asked: Any) -> str:
         body = json.dumps({"model": "river/tiny", "messages": [{"role": "user", "content": "hi"}], **asked})
         command = ["curl", "-sSN", f"{api.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG).stdout
 
     api.say(BENGALI)
     assert json.loads(curl())["choices"][0]["message"]["content"] == BENGALI

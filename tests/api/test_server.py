@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +11,8 @@ from starlette.types import Message
 
 from dedloc_kit.api.server import Whole
 from dedloc_kit.dashboard.http import connections, limits
-from tests.api.serving import DEADLINE, Api, serving
+from tests.api.serving import Api, serving
+from tests.hang import HANG
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -23,7 +23,7 @@ HEAD = (
 def connect(api: Api) -> socket.socket:
     place = urlsplit(api.url)
     assert place.hostname is not None
-    return socket.create_connection((place.hostname, place.port or 0), timeout=DEADLINE)
+    return socket.create_connection((place.hostname, place.port or 0), timeout=HANG)
 
 
 def test_a_request_that_is_never_whole_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +71,7 @@ def test_who_does_not_take_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         async def send(_: Message) -> None:
             await connection.gone.wait()
 
-        await asyncio.wait_for(Whole(PlainTextResponse("an answer"))(scope, receive, send), DEADLINE)
+        await asyncio.wait_for(Whole(PlainTextResponse("an answer"))(scope, receive, send), HANG)
         assert connection.gone.is_set()
 
-    before = time.monotonic()
     asyncio.run(ask())
-    assert time.monotonic() - before < DEADLINE

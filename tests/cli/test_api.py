@@ -12,7 +12,8 @@ from dedloc_kit.api.generating import Served
 from dedloc_kit.cli.commands import api
 from dedloc_kit.cli.main import parser
 from dedloc_kit.errors import UserError
-from tests.api.serving import DEADLINE, tiny, tokenizer
+from tests.api.serving import tiny, tokenizer
+from tests.hang import HANG
 
 KEY = "a-key-of-many-letters"
 
@@ -34,15 +35,15 @@ def test_a_model_is_served_with_a_key(
     options = parser().parse_args(["api", "a-model", "--port", "0", "--key-file", str(tmp_path / "key")])
     thread = threading.Thread(target=api.run, args=(options,))
     thread.start()
-    assert begun.wait(DEADLINE)
+    assert begun.wait(HANG)
     address = re.search(r"http://127\.0\.0\.1:\d+/v1", capsys.readouterr().out)
     assert address is not None
     url = f"{address[0]}/models"
-    assert requests.get(url, timeout=DEADLINE).status_code == 401
-    answer = requests.get(url, headers={"Authorization": f"Bearer {KEY}"}, timeout=DEADLINE)
+    assert requests.get(url, timeout=HANG).status_code == 401
+    answer = requests.get(url, headers={"Authorization": f"Bearer {KEY}"}, timeout=HANG)
     assert answer.json()["data"][0]["id"] == "a-model"
     servers[0].stop()
-    thread.join(DEADLINE)
+    thread.join(HANG)
     assert not thread.is_alive()
 
 

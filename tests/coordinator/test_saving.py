@@ -16,9 +16,8 @@ from dedloc_kit.experts.state import Take
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.training.state.staged import StagedState
 from tests.experts.mixed_states import EXPERT, RUN, TASK, fresh, given_away, hosted, step
+from tests.hang import HANG
 from tests.training.state import test_staged as staged
-
-SECONDS = 60.0
 
 
 class Gathered:
@@ -37,7 +36,7 @@ class Gathered:
     def _fetch(self, names: Sequence[ExpertName], step: int, take: Take) -> None:
         copy = self._all.bank.state(EXPERT)
         self.asked.set()
-        assert self.let.wait(SECONDS)
+        assert self.let.wait(HANG)
         take(EXPERT, copy)
 
 
@@ -102,7 +101,7 @@ def test_nothing_waits_for_what_others_have_and_what_was_asked_for_meanwhile_fol
     saving = Saving(gathered.state, lasting, lambda: None, unheard)
     gathered.step()
     saving.save()
-    assert gathered.asked.wait(SECONDS)
+    assert gathered.asked.wait(HANG)
     saving.finish()
     assert steps_of(lasting) == []
     gathered.step()
@@ -129,7 +128,7 @@ def test_no_measurement_waits_for_it_either(tmp_path: Path, gathered: Gathered) 
     evaluator = Evaluator(RUN, TASK, gathered.state, lasting, heard.append)
     gathered.step()
     evaluator.start()
-    assert gathered.asked.wait(SECONDS)
+    assert gathered.asked.wait(HANG)
     evaluator.finish()
     assert not heard
     gathered.let.set()

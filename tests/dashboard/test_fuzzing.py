@@ -21,8 +21,8 @@ from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
+from tests.hang import HANG
 
-DEADLINE = 20.0
 ENDLESS = ("/api/events",)
 EXAMPLES = 12
 """Requests to each operation."""
@@ -61,7 +61,7 @@ def dashboard(folder: Path) -> Iterator[Dashboard]:
 
 @pytest.fixture(scope="module")
 def description(dashboard: Dashboard) -> dict[str, Any]:
-    found: dict[str, Any] = requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json()
+    found: dict[str, Any] = requests.get(dashboard.url + "/api/openapi.json", timeout=HANG).json()
     return found
 
 
@@ -158,7 +158,7 @@ def test_every_answer_is_described_and_safe(
         @given(requests_to(path, operation, bodies_of(operation, description)))
         def ask(request: dict[str, Any]) -> None:
             url = dashboard.url + request.pop("url")
-            answer = session.request(method, url, **request, timeout=DEADLINE, allow_redirects=False)
+            answer = session.request(method, url, **request, timeout=HANG, allow_redirects=False)
             check(answer, operation, description)
             met.add((method, answer.status_code))
 
@@ -191,5 +191,5 @@ def test_the_documentation_names_every_route(description: dict[str, Any]) -> Non
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
 def test_no_name_breaks_a_certificate_over_http(dashboard: Dashboard, name: str) -> None:
     path = f"/people/p{HOSTILE_NAMES.index(name)}/certificate.svg"
-    root = ElementTree.fromstring(requests.get(dashboard.url + path, timeout=DEADLINE).content)
+    root = ElementTree.fromstring(requests.get(dashboard.url + path, timeout=HANG).content)
     assert not [element for element in root.iter() if element.tag.endswith("script")]

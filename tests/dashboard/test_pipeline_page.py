@@ -14,8 +14,7 @@ from dedloc_kit.events import Failed, Peers
 from dedloc_kit.pipeline import MAX_TOLD
 from tests.dashboard.runs import COORDINATOR, HOSTILE_NAMES, RUN, joined, seen
 from tests.dashboard.staged_run import COUNT, GAP, LIMITED, STAGED, WHOLE, offer, pipeline
-
-DEADLINE = 20.0
+from tests.hang import HANG
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
 
 
 def get(dashboard: Dashboard, path: str) -> requests.Response:
-    return requests.get(dashboard.url + path, timeout=DEADLINE)
+    return requests.get(dashboard.url + path, timeout=HANG)
 
 
 def test_the_stages_their_peers_and_what_limits_the_run_are_told(dashboard: Dashboard) -> None:

@@ -27,9 +27,8 @@ from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
+from tests.hang import HANG
 from tests.invitations import invited
-
-DEADLINE = 20.0
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def dashboard(path: Path) -> Iterator[Dashboard]:
 
 
 def get(dashboard: Dashboard, path: str) -> requests.Response:
-    return requests.get(dashboard.url + path, timeout=DEADLINE)
+    return requests.get(dashboard.url + path, timeout=HANG)
 
 
 def state_of(dashboard: Dashboard) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Viewing:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.ended = threading.Event()
         self._heard = threading.Condition()
-        self._answer = requests.get(dashboard.url + "/api/events", stream=True, timeout=DEADLINE)
+        self._answer = requests.get(dashboard.url + "/api/events", stream=True, timeout=HANG)
         assert self._answer.status_code == 200
         self.headers = self._answer.headers
         threading.Thread(target=self._read, daemon=True).start()
@@ -112,7 +111,7 @@ class Viewing:
             return next((values for name, values in self.events if matches(name, values)), None)
 
         with self._heard:
-            assert self._heard.wait_for(lambda: found() is not None, DEADLINE), self.events
+            assert self._heard.wait_for(lambda: found() is not None, HANG), self.events
             values = found()
         assert values is not None
         return values
@@ -221,7 +220,7 @@ def test_the_wheel_is_served_under_the_address_that_the_requirements_name(dashbo
     wheel = running_wheel()
     assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.pinned}\n"
     assert state_of(dashboard)["wheel"] == wheel.pinned
-    answer = requests.get(answer.text.split()[-1], timeout=DEADLINE)
+    answer = requests.get(answer.text.split()[-1], timeout=HANG)
     assert answer.content == wheel.content
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["content-length"] == str(len(wheel.content))
@@ -230,7 +229,7 @@ def test_the_wheel_is_served_under_the_address_that_the_requirements_name(dashbo
 
 def test_the_requirements_name_the_address_at_which_the_dashboard_was_reached(dashboard: Dashboard) -> None:
     headers = {"Host": "tunnel.example.org", "X-Forwarded-Proto": "https"}
-    answer = requests.get(dashboard.url + "/requirements.txt", headers=headers, timeout=DEADLINE)
+    answer = requests.get(dashboard.url + "/requirements.txt", headers=headers, timeout=HANG)
     assert answer.text.startswith("dedloc_kit @ https://tunnel.example.org/wheel/dedloc_kit-")
 
 
@@ -485,7 +484,7 @@ def test_stopping_is_prompt_with_viewers_connected(dashboard: Dashboard) -> None
     assert serving is not None
     assert not serving.is_alive()
     for viewing in viewers:
-        assert viewing.ended.wait(DEADLINE)
+        assert viewing.ended.wait(HANG)
     dashboard.publish(State(text="too late"))
     dashboard.stop()
     with pytest.raises(requests.ConnectionError):
@@ -534,7 +533,7 @@ def test_every_view_has_an_address_and_finds_its_files_from_there(dashboard: Das
         page = get(dashboard, path)
         assert page.headers["content-type"].startswith("text/html")
         for name in re.findall(r'(?:src|href)="([^"#]+)"', page.text):
-            assert requests.get(urljoin(page.url, name), timeout=DEADLINE).status_code == 200, name
+            assert requests.get(urljoin(page.url, name), timeout=HANG).status_code == 200, name
     assert get(dashboard, "/people/<p>").status_code == 422
 
 

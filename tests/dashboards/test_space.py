@@ -24,6 +24,7 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.resources import shipped
 from tests.between import man_in_the_middle
+from tests.hang import HANG
 from tests.invitations import NOBODY, invited
 from tests.ledgers import a_step, given
 from tests.loopback_hub import loopback_hub
@@ -32,7 +33,6 @@ from tests.tiny import tiny_run
 
 SPACE = shipped("dashboards") / "space"
 USER = 1000
-DEADLINE = 120.0
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -148,7 +148,7 @@ class Space:
                     assert options == ["--chown=user"]
                     shutil.copy(SPACE / source, self.folder)
                 case "RUN" if as_user:
-                    assert self.start("sh", "-c", rest).wait(DEADLINE) == 0, rest
+                    assert self.start("sh", "-c", rest).wait(HANG) == 0, rest
                 case "CMD":
                     command: list[str] = json.loads(rest)
         return command
@@ -190,17 +190,17 @@ def test_the_space_is_built_and_shows_the_run(coordinator: Dashboard, tmp_path: 
 
         def step() -> int:
             try:
-                return int(requests.get(f"{url}/api/state", timeout=DEADLINE).json()["step"])
+                return int(requests.get(f"{url}/api/state", timeout=HANG).json()["step"])
             except requests.ConnectionError:
                 return 0
 
-        wait_until(lambda: step() == 2, "the run is not shown", DEADLINE)
-        page = requests.get(url, timeout=DEADLINE)
+        wait_until(lambda: step() == 2, "the run is not shown", HANG)
+        page = requests.get(url, timeout=HANG)
         assert page.text.startswith("<!doctype html>")
         assert "https://huggingface.co" in page.headers["Content-Security-Policy"], "it may be shown inside the Hub"
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(DEADLINE)
+        code = process.wait(HANG)
     assert code == 0
     installed = subprocess.run(
         [space.home / "bin" / "python", "-c", "import dedloc_kit; print(dedloc_kit.__file__)"],

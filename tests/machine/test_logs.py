@@ -5,8 +5,8 @@ from queue import Queue
 import pytest
 
 from dedloc_kit.machine.logs import Warnings
+from tests.hang import HANG
 
-DEADLINE = 30.0
 _log = logging.getLogger("dedloc_kit.some.module")
 
 
@@ -26,8 +26,8 @@ def test_warnings_of_ours_are_handed_on_also_from_a_process_that_was_forked_sinc
         assert told.get_nowait() == "this one is at 99 %"
         child = get_context("fork").Process(target=talk, args=["another one"])
         child.start()
-        assert told.get(timeout=DEADLINE) == "another one is at 99 %"
-        child.join(DEADLINE)
+        assert told.get(timeout=HANG) == "another one is at 99 %"
+        child.join(HANG)
         assert child.exitcode == 0
     finally:
         warnings.close()

@@ -14,8 +14,8 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.steering import webhook
 from dedloc_kit.steering.webhook import VARIABLE, Webhook, webhook_address
+from tests.hang import HANG
 
-DEADLINE = 20.0
 SECRET = "/services/T0/s3cret"
 
 
@@ -66,7 +66,7 @@ def posting(chat: Chat) -> Iterator[Webhook]:
 
 def test_a_message_is_what_slack_and_discord_read_and_calls_nobody(chat: Chat, posting: Webhook) -> None:
     posting.send("the loss is <!channel> @everyone" + "x" * 3000)
-    message = chat.messages.get(timeout=DEADLINE)
+    message = chat.messages.get(timeout=HANG)
     assert message["text"] == message["content"]
     assert message["text"].startswith("the loss is ‹!channel› ＠everyonex")
     assert len(message["text"]) < 2000
@@ -77,14 +77,14 @@ def test_while_the_chat_fails_the_message_is_sent_again_and_order_is_kept(chat: 
     chat.answers = [500, 429, 302]
     posting.send("one")
     posting.send("two")
-    assert [chat.messages.get(timeout=DEADLINE)["text"] for _ in range(2)] == ["one", "two"]
+    assert [chat.messages.get(timeout=HANG)["text"] for _ in range(2)] == ["one", "two"]
     assert chat.warnings.empty()
 
 
 def test_what_cannot_be_posted_is_said_without_the_address(chat: Chat, posting: Webhook) -> None:
     chat.answers = [404] * webhook.TRIES
     posting.send("one")
-    warning = chat.warnings.get(timeout=DEADLINE)
+    warning = chat.warnings.get(timeout=HANG)
     assert "404" in warning
     assert "s3cret" not in warning
 
@@ -93,7 +93,7 @@ def test_a_chat_that_does_not_answer_is_said_without_the_address(chat: Chat, mon
     monkeypatch.setattr(webhook, "TRIES", 2)
     hook = Webhook("http://127.0.0.1:9/s3cret", chat.warnings.put)
     hook.send("one")
-    assert "s3cret" not in chat.warnings.get(timeout=DEADLINE)
+    assert "s3cret" not in chat.warnings.get(timeout=HANG)
     hook.close()
 
 
@@ -101,7 +101,7 @@ def test_at_the_end_what_waits_is_tried_once_more(chat: Chat) -> None:
     hook = Webhook(chat.address, chat.warnings.put)
     hook.send("the coordinator stopped")
     hook.close()
-    assert chat.messages.get(timeout=DEADLINE)["text"] == "the coordinator stopped"
+    assert chat.messages.get(timeout=HANG)["text"] == "the coordinator stopped"
 
 
 def test_the_address_comes_from_a_file_or_from_the_environment_which_forgets_it(

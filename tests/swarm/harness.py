@@ -39,8 +39,8 @@ from dedloc_kit.swarm.network.identity import Identity, Signer, author
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 from tests.fork_server import Forked
+from tests.hang import HANG
 
-DEADLINE = 120.0
 _CHECKOUT = str(Path(__file__).parents[2])
 E = TypeVar("E")
 
@@ -76,7 +76,7 @@ class Peer:
             self.events.append(event)
             self._news.notify_all()
 
-    def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = DEADLINE) -> E:
+    def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = HANG) -> E:
         """The first event of this kind for which `that` holds, past or to come."""
 
         def found() -> E | None:
@@ -265,7 +265,7 @@ def processes_with(text: str) -> list[str]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = HANG) -> None:
     """Poll a condition that sends no event."""
     end = time.monotonic() + deadline
     while not condition():

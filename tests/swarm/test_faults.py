@@ -11,9 +11,9 @@ from dedloc_kit.events import Joined, Left, LocalProgress, StepDone, Warned
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.identity import Signer
+from tests.hang import HANG
 from tests.identities import an_identity
 from tests.swarm.harness import (
-    DEADLINE,
     Peer,
     Swarm,
     assert_ledger_sums,
@@ -63,7 +63,7 @@ def test_a_volunteer_that_stalls_in_the_middle_of_an_all_reduce_costs_the_others
         victim.wait_for_step(2)
         # A step without the victim is no sign: on a loaded machine it may just have come too late for one.
         gone = "a process of the victim still runs"
-        wait_until(lambda: not processes_of(victim.worker.pid, besides="ZT"), gone, DEADLINE)
+        wait_until(lambda: not processes_of(victim.worker.pid, besides="ZT"), gone, HANG)
         before = coordinator.steps[-1].step.step
         coordinator.wait_for(StepDone, lambda e: e.step.step > before + 2)
         os.killpg(victim.worker.pid, signal.SIGCONT)

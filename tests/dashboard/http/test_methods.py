@@ -9,8 +9,8 @@ from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
 from tests.dashboard.runs import RUN, fill
+from tests.hang import HANG
 
-DEADLINE = 20.0
 HEADS = (
     *("/", "/people", "/swarm", "/organizer", "/people/p0", "/static/app.js", "/static/style/base.css", "/feed.atom"),
     *("/badge.svg", "/card.png", "/api/run", "/api/state", "/api/openapi.json", "/metrics", "/api/export/steps.csv"),
@@ -31,8 +31,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
 
 @pytest.mark.parametrize("path", HEADS)
 def test_who_asks_for_the_head_gets_that_of_the_answer_and_no_body(dashboard: Dashboard, path: str) -> None:
-    whole = requests.get(dashboard.url + path, timeout=DEADLINE)
-    head = requests.head(dashboard.url + path, timeout=DEADLINE)
+    whole = requests.get(dashboard.url + path, timeout=HANG)
+    head = requests.head(dashboard.url + path, timeout=HANG)
     assert head.status_code == whole.status_code
     assert head.headers["content-type"] == whole.headers["content-type"]
     assert head.headers["content-security-policy"] == whole.headers["content-security-policy"]
@@ -41,8 +41,8 @@ def test_who_asks_for_the_head_gets_that_of_the_answer_and_no_body(dashboard: Da
 
 def test_a_connection_can_be_used_again_after_a_head_also_of_the_stream_of_events(dashboard: Dashboard) -> None:
     where = urlsplit(dashboard.url)
-    with socket.create_connection((where.hostname or "", where.port or 0), DEADLINE) as connection:
-        connection.settimeout(DEADLINE)
+    with socket.create_connection((where.hostname or "", where.port or 0), HANG) as connection:
+        connection.settimeout(HANG)
         connection.sendall(b"HEAD /api/run HTTP/1.1\r\nHost: here\r\n\r\n")
         assert received(connection).startswith(b"HTTP/1.1 200 ")
         connection.sendall(b"HEAD /api/events HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
@@ -75,6 +75,6 @@ def received(connection: socket.socket) -> bytes:
 def test_an_unknown_method_is_told_which_ones_there_are(
     dashboard: Dashboard, method: str, path: str, allowed: str
 ) -> None:
-    answer = requests.request(method, dashboard.url + path, timeout=DEADLINE)
+    answer = requests.request(method, dashboard.url + path, timeout=HANG)
     assert answer.status_code == 405
     assert answer.headers["allow"] == allowed

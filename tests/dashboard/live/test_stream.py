@@ -6,8 +6,7 @@ from starlette.types import Message
 
 from dedloc_kit.dashboard.live import stream
 from dedloc_kit.dashboard.live.stream import BACKLOG, Viewers
-
-DEADLINE = 20.0
+from tests.hang import HANG
 
 
 async def stays() -> Message:
@@ -23,7 +22,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(HANG):
             await scenario()
 
     asyncio.run(bounded())

@@ -16,10 +16,9 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.ledger.tables import TABLES, write_table
+from tests.hang import HANG
 from tests.ledgers import a_step, given
 from tests.tiny import tiny_run
-
-DEADLINE = 20.0
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
 
 
 def get(dashboard: Dashboard, path: str) -> requests.Response:
-    return requests.get(dashboard.url + path, timeout=DEADLINE)
+    return requests.get(dashboard.url + path, timeout=HANG)
 
 
 def test_every_table_is_there_as_csv_and_as_parquet(ledger: Ledger, dashboard: Dashboard) -> None:
@@ -83,14 +82,14 @@ def test_while_a_file_is_made_everything_else_is_answered_and_a_second_one_waits
     def slow(*arguments: object) -> None:
         begun.release()
         made.append(arguments[1])
-        assert go_on.wait(DEADLINE)
+        assert go_on.wait(HANG)
         write_table(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(exports, "write_table", slow)
     with ThreadPoolExecutor() as pool:
         try:
             asked = [pool.submit(get, dashboard, f"/api/export/{name}.csv") for name in ("steps", "people")]
-            assert begun.acquire(timeout=DEADLINE)
+            assert begun.acquire(timeout=HANG)
             assert get(dashboard, "/api/state").status_code == 200
             assert len(made) == 1
         finally:

@@ -24,9 +24,9 @@ from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
 from dedloc_kit.training.state.ruined import Ruined
+from tests.hang import HANG
 from tests.invitations import invited
 
-DEADLINE = 20.0
 RUN = parse_run(
     {
         "name": "demo",
@@ -74,7 +74,7 @@ def keep_checkpoints(folder: Path, *steps: int) -> None:
 def browser(dashboard: Dashboard, tmp_path: Path) -> requests.Session:
     """Logged in as the organizer."""
     session = requests.Session()
-    answer = session.get(Keys(tmp_path).link(dashboard.url), timeout=DEADLINE, allow_redirects=False)
+    answer = session.get(Keys(tmp_path).link(dashboard.url), timeout=HANG, allow_redirects=False)
     assert answer.status_code == 303
     return session
 
@@ -83,13 +83,13 @@ def give(
     where: Dashboard, browser: requests.Session, order: str, body: Any = None, **headers: str
 ) -> requests.Response:
     url = f"{where.url}/api/organizer/{order}"
-    return browser.post(url, json={} if body is None else body, headers=headers, timeout=DEADLINE)
+    return browser.post(url, json={} if body is None else body, headers=headers, timeout=HANG)
 
 
 def test_the_link_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    answer = requests.get(Keys(tmp_path).link(dashboard.url), timeout=DEADLINE, allow_redirects=False)
+    answer = requests.get(Keys(tmp_path).link(dashboard.url), timeout=HANG, allow_redirects=False)
     assert (answer.status_code, answer.headers["Location"]) == (303, "../organizer")
     cookie = answer.headers["Set-Cookie"].lower()
     assert cookie.startswith(f"organizer-{RUN.fingerprint}=")
@@ -107,7 +107,7 @@ def test_the_organizer_sees_orders_alerts_and_checkpoints_the_newest_first(
         alerts.hear(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
     give(dashboard, browser, "pause")
     values = give(dashboard, browser, "announce", {"text": "Half way!"}).json()
-    assert values == browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()
+    assert values == browser.get(f"{dashboard.url}/api/organizer", timeout=HANG).json()
     assert (values["paused"], values["finishing"], values["announcement"]["text"]) == (True, False, "Half way!")
     assert [order["order"] for order in values["orders"]] == ["announce", "pause"]
     assert [alert["text"] for alert in values["alerts"]] == [
@@ -127,15 +127,15 @@ def test_the_organizer_sees_what_shows_that_somebody_cheated_and_nobody_else_doe
     (tmp_path / "evidence").mkdir()
     for name in ("19-QmBo", "11-QmBo", "12-QmAnna"):
         (tmp_path / "evidence" / f"{name}.jsonl").touch()
-    values = browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()
+    values = browser.get(f"{dashboard.url}/api/organizer", timeout=HANG).json()
     assert [(one["name"], one["why"], one["evidence"]) for one in values["kicked"]] == [
         ("cy", "it hid", None),
         ("bo", "it lied", "evidence/19-QmBo.jsonl"),
         ("anna", "", None),
     ]
-    assert requests.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).status_code == 401
+    assert requests.get(f"{dashboard.url}/api/organizer", timeout=HANG).status_code == 401
     for page in ("rounds", "people", "state"):
-        assert "jsonl" not in requests.get(f"{dashboard.url}/api/{page}", timeout=DEADLINE).text
+        assert "jsonl" not in requests.get(f"{dashboard.url}/api/{page}", timeout=HANG).text
 
 
 def test_every_order_is_given_and_answered_with_how_things_stand_then(
@@ -170,7 +170,7 @@ def test_the_run_goes_back_by_the_page_as_by_the_command_and_it_is_seen_until_th
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=5, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
     ledger.close()
-    assert browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()["rewind"] is None
+    assert browser.get(f"{dashboard.url}/api/organizer", timeout=HANG).json()["rewind"] is None
     assert give(dashboard, browser, "rewind", {"step": 0}).json()["rewind"]["rate"] == 1.0
 
 
@@ -180,7 +180,7 @@ def test_nobody_else_sees_or_orders_anything(dashboard: Dashboard, tmp_path: Pat
         assert give(dashboard, stranger, order, body).status_code == 401
     for cookie in ("1999999999.00", keys._signed("link", 60.0), keys._signed("cookie", -1.0)):
         stranger.cookies.set(f"organizer-{RUN.fingerprint}", cookie)
-        assert stranger.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).status_code == 401
+        assert stranger.get(f"{dashboard.url}/api/organizer", timeout=HANG).status_code == 401
         answer = give(dashboard, stranger, "pause")
         assert answer.status_code == 401
         assert "dedloc login" in answer.json()["message"]
@@ -207,7 +207,7 @@ def test_a_wrong_an_expired_and_another_runs_link_do_not_log_in(dashboard: Dashb
         keys.cookie(),
         Keys(tmp_path / "other")._signed("link", 60),
     ):
-        answer = requests.get(f"{dashboard.url}/organizer/login", params={"key": key}, timeout=DEADLINE)
+        answer = requests.get(f"{dashboard.url}/organizer/login", params={"key": key}, timeout=HANG)
         assert answer.status_code == 401
         assert "dedloc login" in answer.text
         assert "Set-Cookie" not in answer.headers
@@ -217,22 +217,22 @@ def test_guessing_is_slowed_down_and_does_not_lock_the_organizer_out(
     dashboard: Dashboard, browser: requests.Session, tmp_path: Path
 ) -> None:
     statuses = [
-        requests.get(f"{dashboard.url}/organizer/login?key={n}", timeout=DEADLINE).status_code
+        requests.get(f"{dashboard.url}/organizer/login?key={n}", timeout=HANG).status_code
         for n in range(login.WRONG_PER_MINUTE + 2)
     ]
     assert statuses == [401] * login.WRONG_PER_MINUTE + [429] * 2
     forged = requests.get(
-        f"{dashboard.url}/api/organizer", cookies={f"organizer-{RUN.fingerprint}": "1999999999.00"}, timeout=DEADLINE
+        f"{dashboard.url}/api/organizer", cookies={f"organizer-{RUN.fingerprint}": "1999999999.00"}, timeout=HANG
     )
     assert forged.status_code == 429
     assert give(dashboard, browser, "pause").status_code == 200
-    assert requests.get(Keys(tmp_path).link(dashboard.url), timeout=DEADLINE, allow_redirects=False).status_code == 303
-    assert requests.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).status_code == 401, "no guess, no delay"
+    assert requests.get(Keys(tmp_path).link(dashboard.url), timeout=HANG, allow_redirects=False).status_code == 303
+    assert requests.get(f"{dashboard.url}/api/organizer", timeout=HANG).status_code == 401, "no guess, no delay"
 
 
 def test_a_browser_forgets_a_cookie_that_is_worth_nothing(dashboard: Dashboard) -> None:
     cookie = {f"organizer-{RUN.fingerprint}": "1999999999.00"}
-    answer = requests.get(f"{dashboard.url}/api/organizer", cookies=cookie, timeout=DEADLINE)
+    answer = requests.get(f"{dashboard.url}/api/organizer", cookies=cookie, timeout=HANG)
     assert answer.status_code == 401
     assert "Max-Age=0" in answer.headers["Set-Cookie"]
 
@@ -267,7 +267,7 @@ def test_damaged_orders_are_said_to_the_organizer(
     dashboard: Dashboard, browser: requests.Session, tmp_path: Path
 ) -> None:
     (tmp_path / "orders.json").write_text("{")
-    for answer in (browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE), give(dashboard, browser, "pause")):
+    for answer in (browser.get(f"{dashboard.url}/api/organizer", timeout=HANG), give(dashboard, browser, "pause")):
         assert answer.status_code == 409
         assert "is damaged" in answer.json()["message"]
 
@@ -277,7 +277,7 @@ def test_without_an_organizer_there_is_nothing_to_log_in_to(tmp_path: Path) -> N
     served.start()
     try:
         for path in ("/api/organizer", "/organizer/login?key=x"):
-            assert requests.get(served.url + path, timeout=DEADLINE).status_code == 404
+            assert requests.get(served.url + path, timeout=HANG).status_code == 404
     finally:
         served.stop()
 

@@ -20,9 +20,9 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.evaluation import Drawing, Evaluation, Neighbour, Neighbours, Picture
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
+from tests.hang import HANG
 
 SVG = "{http://www.w3.org/2000/svg}"
-DEADLINE = 20.0
 HOSTILE_ADDRESS = "http://x'\"<script>alert(1)</script>&amp;/"
 PATHS = (
     "/badge.svg",
@@ -43,7 +43,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
 
 def get(dashboard: Dashboard, path: str, **headers: str) -> requests.Response:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return requests.get(dashboard.url + path, headers=names, timeout=DEADLINE)
+    return requests.get(dashboard.url + path, headers=names, timeout=HANG)
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))

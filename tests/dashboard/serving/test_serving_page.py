@@ -19,10 +19,9 @@ from dedloc_kit.serving.config import serving_of
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.serving.receipts import Receipt
 from tests.dashboard.served_model import GAP, LAYERS, SERVING, WHOLE, served, server
+from tests.hang import HANG
 from tests.invitations import NOBODY, ORGANIZER, invited
 from tests.serving.test_config import OFFER
-
-DEADLINE = 20.0
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def page() -> Iterator[ServingDashboard]:
 
 
 def get(page: ServingDashboard, path: str) -> requests.Response:
-    return requests.get(page.url + path, timeout=DEADLINE)
+    return requests.get(page.url + path, timeout=HANG)
 
 
 def state_of(page: ServingDashboard) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def test_of_many_servers_the_first_are_shown_and_all_count(page: ServingDashboar
 
 def test_a_viewer_is_told_the_state_and_then_what_changes(page: ServingDashboard) -> None:
     page.publish(GAP)
-    with requests.get(page.url + "/api/events", stream=True, timeout=DEADLINE) as answer:
+    with requests.get(page.url + "/api/events", stream=True, timeout=HANG) as answer:
         lines = (line.decode() for line in answer.iter_lines(chunk_size=1) if line.startswith((b"event", b"data")))
         assert next(lines) == "event: state"
         assert json.loads(next(lines).removeprefix("data: "))["status"] == "incomplete"

@@ -16,9 +16,9 @@ from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.service import NoAnswer, Service, Stream, encode
 from dedloc_kit.swarm.trust.pledge import Work
+from tests.hang import HANG
 from tests.swarm.local_network import LocalNetwork
 
-DEADLINE = 60.0
 LINES = b"".join(Work(2**60, 0, 2**60, 2**31, 2**60).content for _ in range(MAX_ASKED))
 LARGEST = Found(projections=((1.1e300,) * PROJECTIONS,) * MAX_ASKED, norms=(1.1e300,) * MAX_ASKED)
 
@@ -35,7 +35,7 @@ def asked(do: Callable[[RecomputeService, RecomputeService, LocalNetwork], Await
         alice, organizer = (RecomputeService(network.endpoint(who), "organizer") for who in ("alice", "organizer"))
         await network.endpoint("alice").add(alice)
         await network.endpoint("organizer").add(organizer)
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(HANG):
             await do(alice, organizer, network)
 
     in_own_loop(meet())
@@ -163,7 +163,7 @@ def test_the_training_computes_between_two_of_its_own_microbatches_and_does_not_
         assert not computed
         for author, found in (("alice", LARGEST), ("bob", Found()), ("alice", LARGEST)):
             answer: Future[Found] = host.call(Asker.ask, question(author=author))
-            deadline = time.monotonic() + DEADLINE
+            deadline = time.monotonic() + HANG
             while not answer.done():
                 assert time.monotonic() < deadline
                 training.turn()

@@ -26,9 +26,9 @@ from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.weight import Earned, claimed
+from tests.hang import HANG
 from tests.swarm.audits.audited import NOTHING_LOST, World, pledged, root
 
-DEADLINE = 60.0
 ALWAYS = TrustConfig(checks="on", share=1.0, alarm_share=1.0)
 
 
@@ -61,7 +61,7 @@ class Run:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + HANG
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -166,14 +166,14 @@ def test_silence_about_an_old_step_proves_nothing() -> None:
 
     def slow(*question: object) -> object:
         held.set()
-        assert goes_on.wait(DEADLINE)
+        assert goes_on.wait(HANG)
         return show(*question)  # type: ignore[arg-type]
 
     world.prove = slow  # type: ignore[method-assign,assignment]
     with run_of(world) as run:
         for step in range(1, 9):  # two are asked at a time: the others have to wait until their steps are old
             run.auditor.stepped(step, {"alice": pledged("alice", step, before=NOTHING_LOST)})
-        assert held.wait(DEADLINE)
+        assert held.wait(HANG)
         run.auditor.stepped(20, {})
         goes_on.set()
         run.settles()
@@ -208,7 +208,7 @@ def test_audits_that_take_too_long_are_given_up_and_those_that_wait_are_bounded(
     compute = world.recompute
 
     def slow(peer: str, question: Recompute) -> Found:
-        assert goes_on.wait(DEADLINE)
+        assert goes_on.wait(HANG)
         return compute(peer, question)
 
     world.recompute = slow  # type: ignore[method-assign]
@@ -302,7 +302,7 @@ class Held(World):
         self.steps: list[int] = []
 
     def prove(self, peer: str, question: Prove) -> Shown:
-        assert self.go_on.wait(DEADLINE)
+        assert self.go_on.wait(HANG)
         return super().prove(peer, question)
 
     def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:

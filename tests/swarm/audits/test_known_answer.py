@@ -27,11 +27,11 @@ from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, NoAnswer, encode
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.computing.recomputing import Again, Part, Wanted, on_cpu
 from dedloc_kit.training.state.sketch import NUMBERS
+from tests.hang import HANG
 from tests.swarm.audits.test_recomputing import Volunteer
 from tests.swarm.local_network import LocalNetwork
 from tests.text_runs import text_run, write_text
 
-DEADLINE = 60.0
 LARGEST = Known(projections=((1.1e300,) * PROJECTIONS,), norms=(1.1e300,), sketch=(1.1e300,) * NUMBERS)
 
 
@@ -52,7 +52,7 @@ def meet(do: Callable[[Meeting], Awaitable[None]]) -> None:
     async def begin() -> None:
         meeting = Meeting()
         await meeting.network.endpoint("organizer").add(meeting.organizer)
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(HANG):
             await do(meeting)
 
     in_own_loop(begin())
@@ -173,10 +173,10 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         await asyncio.gather(*left, return_exceptions=True)
 
     try:
-        services = asyncio.run_coroutine_threadsafe(made(), loop).result(DEADLINE)
+        services = asyncio.run_coroutine_threadsafe(made(), loop).result(HANG)
         yield cast("tuple[Host, Host]", tuple(Here(loop, service) for service in services))
     finally:
-        asyncio.run_coroutine_threadsafe(ended(), loop).result(DEADLINE)
+        asyncio.run_coroutine_threadsafe(ended(), loop).result(HANG)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

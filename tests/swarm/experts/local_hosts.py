@@ -22,9 +22,9 @@ from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.tensors import Form
 from dedloc_kit.swarm.remote.turns import Turns
 from tests.experts.mixed_run import WIDTH, mixed_run
+from tests.hang import HANG
 from tests.swarm.local_network import LocalNetwork
 
-SECONDS = 60.0
 RUN = mixed_run()
 assert RUN.experts is not None
 GRID = RUN.experts.grid
@@ -97,7 +97,7 @@ class Swarm:
         return trainer
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run(asyncio.wait_for(work, SECONDS))
+        return self.loop.run(asyncio.wait_for(work, HANG))
 
     def cut(self, name: str) -> None:
         """This peer is gone; its record lives longer."""

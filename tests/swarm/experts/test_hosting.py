@@ -27,10 +27,10 @@ from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.tensors import Form
 from tests.experts.mixed_run import WIDTH
+from tests.hang import HANG
 from tests.swarm.experts.local_hosts import LAYER, NAMES, RUN, sums
 from tests.swarm.local_network import LocalNetwork
 
-SECONDS = 60.0
 ORGANIZER = "o"
 
 
@@ -99,7 +99,7 @@ class Group:
         return self.peers[name]
 
     def run(self, work: Any) -> Any:
-        return self.loop.run(asyncio.wait_for(work, SECONDS))
+        return self.loop.run(asyncio.wait_for(work, HANG))
 
     def until(self, condition: Callable[[], bool]) -> None:
         async def wait() -> None:
@@ -365,7 +365,7 @@ def test_the_organizer_fetches_experts_of_the_last_two_steps_and_waits_for_the_n
         assert not found
         coming = these.loop.start(fetch("a", NAMES, 3, found.__setitem__))
         these.step(3)
-        coming.result(SECONDS)
+        coming.result(HANG)
         assert {step for _, step in found.values()} == {3}
 
 
@@ -513,7 +513,7 @@ def test_a_step_that_cannot_be_right_is_not_taken(field: dict[str, Any]) -> None
         these["a"].service._tell = lie  # type: ignore[method-assign]
         these.step(2)
         with pytest.raises(NoCopies):
-            coming.result(SECONDS)
+            coming.result(HANG)
         right = {1: plain(1), 2: plain(1, 2)}  # of those that were told nothing a mean of nothing is right
         for name in NAMES:
             tensors, step = these["b"].keeping.bank.state(name)

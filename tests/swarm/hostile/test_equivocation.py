@@ -20,13 +20,13 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import NoAnswer, Stream, decode, encode
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 from dedloc_kit.training.flat import SharedVector
+from tests.hang import HANG
 from tests.swarm.audits.test_equivocation import ONE, OTHER, signer
 from tests.swarm.averaging.test_service import Party
 from tests.swarm.hostile.test_audits import Meeting
 from tests.swarm.network.test_service import RUN_ID
 from tests.tiny import tiny_run
 
-SECONDS = 30.0
 ORGANIZER, FOOLED, MALLORY = 0, 1, 3
 
 
@@ -180,13 +180,13 @@ def test_a_member_hands_in_over_the_network_and_a_stranger_cannot(tmp_path: Path
         await end.add(here)
         both = Introduced(signed=(ONE, OTHER))
         with pytest.raises(NoAnswer):
-            await meeting.ends["stranger"].ask(meeting.to_alice, here, both, SECONDS)
+            await meeting.ends["stranger"].ask(meeting.to_alice, here, both, HANG)
         assert here._found.empty()
         for signed in ((ONE,), (OTHER,)):
             there = EquivocationService(meeting.ends["mallory"], "", meeting.to_alice)
             there.hand_in([signed])
             await asyncio.gather(*there._handing)
-        assert (await asyncio.wait_for(here.next(), SECONDS)).author == signer("mallory").peer
+        assert (await asyncio.wait_for(here.next(), HANG)).author == signer("mallory").peer
 
     assert RUN_ID == "toy-0123456789abcdef", "the one of the introductions"
     Meeting(tmp_path).run(hand_in)

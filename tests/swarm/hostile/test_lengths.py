@@ -43,6 +43,7 @@ from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.training.flat import CHUNK
+from tests.hang import HANG
 from tests.swarm.harness import Swarm, processes_of
 from tests.swarm.network.doubling import Doubling
 from tests.swarm.transfer import sharing_peer
@@ -55,7 +56,6 @@ SENT = 50_000_000
 """Bytes that a hostile peer sends where the other side goes on taking them."""
 GROWTH = 15_000_000
 """Bytes that a process may grow by meanwhile."""
-DEADLINE = 60.0
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ def test_a_message_that_announces_a_terabyte_is_not_taken_by_any_service(swarm: 
     async def announce(p2p: P2P, organizer: PeerID, service: str) -> int:
         _, reader, writer = await p2p.call_binary_stream_handler(organizer, service)
         sent = await pushed(writer, reader, ANNOUNCED[service])
-        await asyncio.wait_for(read_all(reader), DEADLINE)  # until it is closed
+        await asyncio.wait_for(read_all(reader), HANG)  # until it is closed
         return sent
 
     async def announce_all(p2p: P2P, organizer: PeerID) -> dict[str, int]:
@@ -176,7 +176,7 @@ def test_one_peer_gets_its_share_of_streams_and_others_are_served_meanwhile(swar
         async def answered(stream: Stream | None) -> bool:
             with suppress(OSError, EOFError):
                 if stream is not None:
-                    async with asyncio.timeout(DEADLINE):
+                    async with asyncio.timeout(HANG):
                         await stream.send(encode(Request(what="average", after="ab")))
                         return (await stream.receive_record(Header, MAX_HEADER_BYTES)).answer == "nothing"
             return False
@@ -205,13 +205,13 @@ def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_onl
             closed = asyncio.create_task(read_all(reader))
             began = time.monotonic()
             writer.write((1000).to_bytes(4, "big"))
-            while not closed.done() and time.monotonic() < began + DEADLINE:
+            while not closed.done() and time.monotonic() < began + HANG:
                 with suppress(OSError):
                     writer.write(b"x")
                 await asyncio.sleep(0.05)
             return time.monotonic() - began
 
-    assert in_own_loop(trickle()) < DEADLINE / 2
+    assert in_own_loop(trickle()) < HANG / 2
 
 
 def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
@@ -240,7 +240,7 @@ def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
         said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
         with suppress(ConnectionError):  # it may be closed before all is said
             async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
-                return await asyncio.wait_for(stream.reader.read(2**16), DEADLINE)
+                return await asyncio.wait_for(stream.reader.read(2**16), HANG)
         return b""
 
     assert attacked(swarm, join) == b""
@@ -277,7 +277,7 @@ def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind:
             memory = Memory([os.getpid()])
             async with Endpoint(client, RUN.run_id).open(server.peer_id.to_base58(), kind) as stream:
                 with pytest.raises(ValueError, match="announced"):
-                    await asyncio.wait_for(stream.receive(most), DEADLINE)
+                    await asyncio.wait_for(stream.receive(most), HANG)
             return memory.growth()
 
     assert in_own_loop(call()) < GROWTH
@@ -303,7 +303,7 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
             ):
                 called = client.call_protobuf_handler(server.peer_id, f"DHTProtocol.{method}", BytesValue(), kind)
                 with pytest.raises(error):
-                    await asyncio.wait_for(called, DEADLINE)
+                    await asyncio.wait_for(called, HANG)
             return memory.growth()
 
     assert in_own_loop(call()) < SENT - GROWTH

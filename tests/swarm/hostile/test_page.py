@@ -23,9 +23,9 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records.invitation import Invitation
 from tests.dashboard.runs import RUN, fill
+from tests.hang import HANG
 
 PROXY, ATTACKER, VIEWER, ENTRANT = (f"127.0.0.{number}" for number in range(1, 5))
-DEADLINE = 60.0
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def send(dashboard: Dashboard, source: str, sent: bytes, buffer: int = 0) -> soc
     """
     where = urlsplit(dashboard.url)
     opened = socket.socket()
-    opened.settimeout(DEADLINE)
+    opened.settimeout(HANG)
     if buffer:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         # In packets as they travel outside: for those of loopback the other side's system would take megabytes.
@@ -87,7 +87,7 @@ def ask(dashboard: Dashboard, source: str, path: str) -> int:
 def is_over(opened: socket.socket, more: bytes = b"") -> bool:
     """Whether the other side ends the connection within the deadline, even if it is sent more now and then."""
     opened.settimeout(0.1)
-    until = time.monotonic() + DEADLINE
+    until = time.monotonic() + HANG
     while time.monotonic() < until:
         try:
             opened.sendall(more)
@@ -101,7 +101,7 @@ def is_over(opened: socket.socket, more: bytes = b"") -> bool:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE
+    until = time.monotonic() + HANG
     while not true():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -192,14 +192,14 @@ def test_only_a_proxy_is_believed_who_is_behind_it(
 
 
 def test_what_a_stranger_writes_as_our_address_reaches_nobody_through_a_cache(dashboard: Dashboard) -> None:
-    paths = requests.get(f"{dashboard.url}/api/openapi.json", timeout=DEADLINE).json()["paths"]
+    paths = requests.get(f"{dashboard.url}/api/openapi.json", timeout=HANG).json()["paths"]
     asked = [path.format(peer="p0", table="people", kind="csv", digest="0" * 64, name="x", order="x") for path in paths]
     named = set()
     for path in [*asked, "/", "/people/p0", "/static/app.js", "/static", "/api/state/"]:
         if path == "/api/events":
             continue
         one, other = (
-            requests.get(dashboard.url + path, headers={"Host": host}, timeout=DEADLINE, allow_redirects=False)
+            requests.get(dashboard.url + path, headers={"Host": host}, timeout=HANG, allow_redirects=False)
             for host in ("one.example", "other.example")
         )
         assert re.search(r"\b(public|private|no-store)\b", one.headers["cache-control"]), path

@@ -17,8 +17,8 @@ from dedloc_kit.swarm.network.service import decode, encode
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
+from tests.hang import HANG
 from tests.swarm.harness import (
-    DEADLINE,
     Peer,
     Puppet,
     Swarm,
@@ -138,12 +138,12 @@ def places_taken(swarm: Swarm, count: int) -> Iterator[None]:
         holding = [strangers.submit(outside, swarm, hold) for _ in range(count)]
         try:
             for _ in range(count):
-                assert held.acquire(timeout=DEADLINE)
+                assert held.acquire(timeout=HANG)
             yield
         finally:
             over.set()
         for each in holding:
-            each.result(DEADLINE)
+            each.result(HANG)
 
 
 @pytest.mark.soak  # as are the witnesses

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from dedloc_kit.swarm.network.host import Host, Line, Owner
-
-SECONDS = 30.0
+from tests.hang import HANG
 
 
 class Counter:
@@ -67,37 +66,37 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.mark.soak
 def test_calls_go_to_the_object_of_their_class_in_another_process(host: Host) -> None:
-    assert host.call(Counter.process).result(SECONDS) != os.getpid()
-    assert host.call(Counter.add, 2).result(SECONDS) == 2
-    assert host.call(Counter.add, number=3).result(SECONDS) == 5
-    assert host.call(OtherCounter.add, 3).result(SECONDS) == -3
+    assert host.call(Counter.process).result(HANG) != os.getpid()
+    assert host.call(Counter.add, 2).result(HANG) == 2
+    assert host.call(Counter.add, number=3).result(HANG) == 5
+    assert host.call(OtherCounter.add, 3).result(HANG) == -3
 
 
 @pytest.mark.soak
 def test_what_a_call_raises_is_raised_here_and_the_process_goes_on(host: Host) -> None:
     with pytest.raises(ValueError, match="as told"):
-        host.call(Counter.fail).result(SECONDS)
-    assert host.call(Counter.add, 1).result(SECONDS) == 1
+        host.call(Counter.fail).result(HANG)
+    assert host.call(Counter.add, 1).result(HANG) == 1
 
 
 @pytest.mark.soak
 def test_an_object_can_ask_its_owner(host: Host) -> None:
-    assert host.call(Counter.of_owner, "good").result(SECONDS) == "GOOD"
+    assert host.call(Counter.of_owner, "good").result(HANG) == "GOOD"
     with pytest.raises(KeyError):
-        host.call(Counter.of_owner, "bad").result(SECONDS)
+        host.call(Counter.of_owner, "bad").result(HANG)
 
 
 @pytest.mark.soak
 def test_what_is_said_may_be_longer_than_a_pipe_takes_at_once(host: Host) -> None:
     long = [number * "x" for number in (10, 5_000_000, 100_000)]
     answers = [host.call(Counter.of_owner, question) for question in long]
-    assert [answer.result(SECONDS) for answer in answers] == [question.upper() for question in long]
+    assert [answer.result(HANG) for answer in answers] == [question.upper() for question in long]
 
 
 @pytest.mark.soak
 def test_a_shared_tensor_is_changed_in_place(host: Host) -> None:
     values = torch.zeros(1000).share_memory_()
-    host.call(Counter.fill, values).result(SECONDS)
+    host.call(Counter.fill, values).result(HANG)
     assert bool((values == 7.0).all())
 
 
@@ -107,17 +106,17 @@ def test_on_stopping_it_leaves_what_it_entered_also_while_a_call_waits(host: Hos
     host.stop()
     assert (tmp_path / "closed").exists()
     with pytest.raises(RuntimeError):
-        waiting.result(SECONDS)
+        waiting.result(HANG)
 
 
 @pytest.mark.soak
 def test_calls_into_a_process_that_has_died_fail(host: Host) -> None:
-    waiting, process = host.call(Counter.wait), host.call(Counter.process).result(SECONDS)
+    waiting, process = host.call(Counter.wait), host.call(Counter.process).result(HANG)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="died"):
-        waiting.result(SECONDS)
+        waiting.result(HANG)
     with pytest.raises(RuntimeError, match="died"):
-        host.call(Counter.add, 1).result(SECONDS)
+        host.call(Counter.add, 1).result(HANG)
 
 
 @pytest.mark.soak

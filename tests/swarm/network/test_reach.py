@@ -29,10 +29,10 @@ from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.port import HeldPort
 from dedloc_kit.swarm.network.reach import Question, Reachability, Reply
 from dedloc_kit.swarm.network.service import Endpoint
+from tests.hang import HANG
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Stranger, gate_of, open_node, progress, wait_until
 
-DEADLINE = 60.0
 Start = Callable[..., Node]
 NOBODY = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
 # Who listens here cannot be reached at 127.0.0.1, from where the others see it.
@@ -71,8 +71,8 @@ def shared(writer: DHT, reader: DHT) -> bool:
     """Does what one node stores now reach the other?"""
     there, here = (Directory(node, PROGRESS, RUN_ID, reject=pytest.fail) for node in (writer, reader))
     record = progress(name=secrets.token_hex(8))
-    there.store(signers[writer], record, peers=1).result(DEADLINE)
-    return here.look(peers=1, timeout=DEADLINE).get(signers[writer].peer) == record
+    there.store(signers[writer], record, peers=1).result(HANG)
+    return here.look(peers=1, timeout=HANG).get(signers[writer].peer) == record
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def listener(host: str = "127.0.0.1", port: int = 0, gives: bytes = b"") -> Iter
         thread.start()
         yield server.getsockname()[1], visitors
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(DEADLINE)
+        thread.join(HANG)
 
 
 @contextmanager
@@ -125,11 +125,11 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
     async def ask_one(endpoint: Endpoint, question: bytes) -> Reply | None:
         with suppress(ConnectionError, EOFError):
             async with endpoint.open(str(node.peer_id), Reachability, question) as stream:
-                return await asyncio.wait_for(stream.receive_record(Reply), DEADLINE)
+                return await asyncio.wait_for(stream.receive_record(Reply), HANG)
         return None
 
     async def ask_all() -> list[Reply | None]:
-        p2p = await Stranger.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=DEADLINE)
+        p2p = await Stranger.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=HANG)
         answers = [await ask_one(Endpoint(p2p, RUN_ID), question) for question in questions]
         await p2p.shutdown()
         return answers
@@ -199,7 +199,7 @@ def test_what_the_configuration_says_needs_no_test(start: Start) -> None:
 
 @pytest.mark.soak
 def test_where_nobody_can_tell_the_peer_is_a_client_and_says_so(start: Start) -> None:
-    older = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], startup_timeout=DEADLINE)
+    older = DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], startup_timeout=HANG)
     try:
         peer = start(tuple(map(str, older.get_visible_maddrs())))
         assert peer.client_mode
@@ -252,9 +252,9 @@ def test_no_peer_carries_what_strangers_send_each_other(start: Start) -> None:
 
     async def ask_all() -> list[bool]:
         """Which of hivemind's peer and ours offers to be a relay."""
-        other = await P2P.create(startup_timeout=DEADLINE)
+        other = await P2P.create(startup_timeout=HANG)
         known = [*addresses_of(node), *map(str, await other.get_visible_maddrs())]
-        stranger = await P2P.create(initial_peers=known, startup_timeout=DEADLINE)
+        stranger = await P2P.create(initial_peers=known, startup_timeout=HANG)
         try:
             return [await offers(stranger, other.peer_id), await offers(stranger, node.peer_id)]
         finally:
@@ -297,7 +297,7 @@ def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
             return Reply(verdict="reached", host="192.0.2.9")
 
     async def ask_the_liar() -> reach.Reach:
-        liar = await Stranger.create(startup_timeout=DEADLINE)
+        liar = await Stranger.create(startup_timeout=HANG)
         await Endpoint(liar, RUN_ID).add(Lying(liar, lambda *_: ""))
         try:
             addresses = [str(address) for address in await liar.get_visible_maddrs()]
@@ -317,7 +317,7 @@ def test_one_address_that_answers_is_enough_whatever_the_others_do(start: Start)
     with silent_address() as silent:
         several = [silent, refusing_address(), living, "/ip4/127.0.0.1/udp/9/p2p/x", "nonsense"]
         # The long limit is not waited for, or this would fail.
-        found = in_own_loop(asyncio.wait_for(answering(several, seconds=3600), DEADLINE))
+        found = in_own_loop(asyncio.wait_for(answering(several, seconds=3600), HANG))
         assert found == [living]
         newcomer = start((silent, refusing_address(), living))
         assert shared(newcomer, node)
@@ -350,7 +350,7 @@ def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_
         dial(client, {peer: addresses})
         return not known_nodes(client)
 
-    wait_until(forgotten, "the client still counts on the node that is gone", DEADLINE)
+    wait_until(forgotten, "the client still counts on the node that is gone", HANG)
 
     back = start(name="first", port=host_and_port(addresses[0])[1])
     assert addresses_of(back) == addresses
@@ -359,7 +359,7 @@ def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_
         dial(client, {peer: addresses})
         return shared(client, back) and shared(back, client)
 
-    wait_until(found_again, "the client does not find the node that came back", DEADLINE)
+    wait_until(found_again, "the client does not find the node that came back", HANG)
     assert known_nodes(client) == place
 
 

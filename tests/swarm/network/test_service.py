@@ -24,11 +24,11 @@ from dedloc_kit.swarm.network.service import (
     Stream,
     encode,
 )
+from tests.hang import HANG
 from tests.identities import an_identity
 from tests.swarm.network.doubling import Doubling, Number
 
 RUN_ID = "toy-0123456789abcdef"
-SECONDS = 20.0
 
 
 class Greeting(Doubling):
@@ -95,10 +95,10 @@ def between(tmp_path: Path, do: Callable[[Endpoint, str], Awaitable[None]], *, i
 @pytest.mark.soak
 def test_a_service_of_one_class_and_one_line_answers_a_record_with_a_record(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
-        assert (await endpoint.ask(peer, Doubling, Number(value=21), SECONDS)).value == 42
+        assert (await endpoint.ask(peer, Doubling, Number(value=21), HANG)).value == 42
         with pytest.raises(NoAnswer):
-            await endpoint.ask(peer, Doubling, Number(value=1001), SECONDS)
-        assert (await endpoint.ask(peer, Doubling, Number(value=1), SECONDS)).value == 2, "it serves on"
+            await endpoint.ask(peer, Doubling, Number(value=1001), HANG)
+        assert (await endpoint.ask(peer, Doubling, Number(value=1), HANG)).value == 2, "it serves on"
 
     between(tmp_path, ask)
 
@@ -107,7 +107,7 @@ def test_a_service_of_one_class_and_one_line_answers_a_record_with_a_record(tmp_
 def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
         with pytest.raises(NoAnswer, match="refuses"):
-            await endpoint.ask(peer, Doubling, Number(value=21), SECONDS)
+            await endpoint.ask(peer, Doubling, Number(value=21), HANG)
         # Nor by going past its own gate.
         _, reader, writer = await P2P.call_binary_stream_handler(
             endpoint.p2p, next(iter(await endpoint.p2p.list_peers())).peer_id, f"{RUN_ID}::doubling"
@@ -115,7 +115,7 @@ def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
         stream = Stream(reader, writer)
         stream.writer.write(b"\x00\x00\x00\x08\x81\xa5value\x15")
         with pytest.raises((EOFError, OSError)):
-            await asyncio.wait_for(stream.receive(100), SECONDS)
+            await asyncio.wait_for(stream.receive(100), HANG)
         writer.close()
 
     between(tmp_path, ask, invited=False)
@@ -124,14 +124,14 @@ def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_service_for_everyone_answers_who_is_not_invited_and_reads_no_more_than_a_record(tmp_path: Path) -> None:
     async def ask(endpoint: Endpoint, peer: str) -> None:
-        assert (await endpoint.ask(peer, Greeting, Number(value=21), SECONDS)).value == 42
+        assert (await endpoint.ask(peer, Greeting, Number(value=21), HANG)).value == 42
         question, call = Number(value=1), P2P._call_unary_protobuf_handler
         for long in (encode(question) + b"x", encode(question) + bytes(MAX_RECORD_BYTES)):
             name, to = Names(RUN_ID).service(Greeting.name), PeerID.from_base58(peer)
             with pytest.raises(P2PHandlerError):
                 await call(endpoint.p2p, to, name, BytesValue(value=long), BytesValue)
         with pytest.raises(NoAnswer):
-            await endpoint.ask(peer, Greeting, Number(value=1001), SECONDS)
+            await endpoint.ask(peer, Greeting, Number(value=1001), HANG)
 
     between(tmp_path, ask, invited=False)
 
@@ -145,7 +145,7 @@ def test_a_message_that_is_announced_too_long_ends_the_stream_before_it_is_read(
             assert await stream.receive(100) == b"as it is", "an empty one is only a sign of life"
             stream.writer.write((2**31).to_bytes(4, "big"))
             with pytest.raises((EOFError, OSError)):
-                await asyncio.wait_for(stream.receive(100), SECONDS)
+                await asyncio.wait_for(stream.receive(100), HANG)
         async with endpoint.open(peer, Echo) as stream:
             await stream.send(b"x" * 50)
             with pytest.raises(ValueError, match="at most 40"):
@@ -169,7 +169,7 @@ def test_a_stream_that_is_served_until_the_end_leaves_no_traceback(
             for task in serving:
                 task.cancel()
             with pytest.raises((EOFError, OSError)):
-                await asyncio.wait_for(stream.receive(100), SECONDS)
+                await asyncio.wait_for(stream.receive(100), HANG)
 
     between(tmp_path, ask)
     assert not [record for record in caplog.records if record.name == "asyncio"]

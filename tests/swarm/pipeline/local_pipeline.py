@@ -21,10 +21,10 @@ from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.own import WithOwn
 from dedloc_kit.swarm.remote.turns import Turns
+from tests.hang import HANG
 from tests.swarm.local_network import LocalNetwork
 
 WIDTH, VOCABULARY, ROWS, LENGTH, STAGES = 8, 11, 2, 3, 3
-SECONDS = 60.0
 LEARNING_RATE = 0.1
 RUN_ID = "tiny-0123456789abcdef"
 
@@ -165,7 +165,7 @@ class Pipeline:
                 self.add(f"{stage.number}{letter}", stage.number)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, SECONDS), self.loop._loop).result()
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, HANG), self.loop._loop).result()
 
     def add(self, name: str, stage: int) -> Peer:
         peer = self.peers[name] = Peer(name, self.stages[stage], self.offers)

@@ -15,10 +15,10 @@ from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
 from dedloc_kit.swarm.remote.forwarding import ForwardingService, Limits
 from dedloc_kit.swarm.remote.greeting import Greeter
+from tests.hang import HANG
 from tests.swarm.network.test_service import Place
 
 T = TypeVar("T")
-SECONDS = 60.0
 QUICK = {"check_if_identity_free": False}
 OUTGOING = {"no_listen": True, "host_maddrs": None, "dht_mode": "client", "use_relay": False}
 
@@ -120,7 +120,7 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, SECONDS), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, HANG), self._loop).result()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -16,10 +16,10 @@ from dedloc_kit.swarm.serving.client.client import RemoteSession, SessionConfig
 from dedloc_kit.swarm.serving.server.computing import Computing
 from dedloc_kit.swarm.serving.server.server import SpanService
 from dedloc_kit.swarm.serving.server.sessions import Budget, Held, room_for
+from tests.hang import HANG
 from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32
-SECONDS = 30.0
 TOKENS = 4096
 """That a server remembers."""
 
@@ -44,7 +44,7 @@ class Swarm:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANG)
 
     def add(self, name: str, begin: int, end: int, computing: Computing | None = None) -> SpanService:
         """A server of these layers."""

@@ -18,10 +18,10 @@ from dedloc_kit.tasks.drawing.generation import Drawn
 from dedloc_kit.tasks.drawing.held_out import HeldOut
 from dedloc_kit.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED, Recognition
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
+from tests.hang import HANG
 from tests.tasks.drawing.test_transformer import TINY
 
 CLASSES = ("dark", "light", "red")
-SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def drawn(model: DrawingTransformer, captions: torch.Tensor, how: Drawn, seed: i
     return codes
 
 
-def recognised(monkeypatch: pytest.MonkeyPatch, learned: Any, patience: float = SECONDS) -> dict[str, float]:
+def recognised(monkeypatch: pytest.MonkeyPatch, learned: Any, patience: float = HANG) -> dict[str, float]:
     monkeypatch.setattr(recognition, "generate", drawn)
     found = Recognition(held_out(), learned, decode, 10, Drawn(1, 1.0, 1.0), 0)
     return found.shares(DrawingTransformer(TINY), patience)
@@ -73,13 +73,13 @@ def test_an_evaluation_does_not_wait_for_the_classifier(monkeypatch: pytest.Monk
     go_on = threading.Event()
 
     def slowly() -> Iterator[Captioned]:
-        go_on.wait(SECONDS)
+        go_on.wait(HANG)
         yield from samples()
 
     found = Recognition(held_out(), slowly, decode, 10, Drawn(1, 1.0, 1.0), 0)
     assert found.shares(DrawingTransformer(TINY), patience=0.0) == {}
     go_on.set()
-    assert found.shares(DrawingTransformer(TINY), SECONDS)[RECOGNISED] == 0.9
+    assert found.shares(DrawingTransformer(TINY), HANG)[RECOGNISED] == 0.9
 
 
 def test_without_two_classes_or_with_data_that_cannot_be_read_there_is_no_classifier(

@@ -33,8 +33,9 @@ from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.encoder import Encoder
 from dedloc_kit.tasks.text.start import Undescribed, fingerprint
+from tests.hang import HANG
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.swarm.harness import DEADLINE, Swarm, difference, ledger_of, wait_until
+from tests.swarm.harness import Swarm, difference, ledger_of, wait_until
 from tests.text_runs import MODEL, text_run, write_text
 
 SHAPE = {**MODEL, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
@@ -323,7 +324,7 @@ def test_volunteers_get_the_start_from_the_swarm(folder: Path, tmp_path: Path) -
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=2, task_module=None)
         ledger = ledger_of(coordinator)
-        wait_until(lambda: ledger.start() is not None, "the start is not measured", DEADLINE)
+        wait_until(lambda: ledger.start() is not None, "the start is not measured", HANG)
         start = ledger.start()
         assert start is not None
         assert (start.run_id, start.model) == (run.run_id, "published")

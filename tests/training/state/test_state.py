@@ -12,9 +12,8 @@ from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state.state import TrainingState
+from tests.hang import HANG
 from tests.tiny import TinyTask, tiny_run
-
-DEADLINE = 30.0
 
 
 def test_a_step_that_falls_due_while_the_state_is_handed_over_waits_for_it() -> None:
@@ -30,7 +29,7 @@ def test_a_step_that_falls_due_while_the_state_is_handed_over_waits_for_it() -> 
         packed = layout.pack(tensors)
         assert step.is_alive()
         assert metadata["info"]["step"] == 0
-    step.join(DEADLINE)
+    step.join(HANG)
     assert state.step == 1
     assert not torch.equal(state.flat, before)
     handed_over = torch.cat([tensor.flatten() for tensor in layout.views(packed)[: len(state.parameters)]])
@@ -78,7 +77,7 @@ def test_the_shared_parameters_lie_in_memory_that_a_forked_process_does_not_take
     state = TrainingState(torch.nn.Linear(2, 2), lambda m: Lamb(m.parameters(), lr=0.1), tiny_run())
     child = multiprocessing.get_context("fork").Process(target=state.flat.fill_, args=(7.0,))
     child.start()
-    child.join(DEADLINE)
+    child.join(HANG)
     assert bool((state.flat == 7.0).all())
 
 

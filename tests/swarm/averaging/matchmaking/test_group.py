@@ -13,10 +13,9 @@ from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Jo
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.network.service import encode
+from tests.hang import HANG
 from tests.swarm.harness import progress
 from tests.swarm.local_network import LocalNetwork
-
-SECONDS = 20.0
 
 
 class Meeting:
@@ -44,7 +43,7 @@ class Meeting:
 def test_all_who_are_expected_form_one_group_in_an_order_that_no_leader_decides() -> None:
     async def meet() -> None:
         meeting = Meeting("a", "b", "c", "d", clients=("c",))
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             groups = await asyncio.gather(*(meeting.find(peer, bandwidth=2.0) for peer in "badc"))
         assert len(set(groups)) == 1
         assert groups[0].peers == ("a", "b", "c", "d")
@@ -57,7 +56,7 @@ def test_all_who_are_expected_form_one_group_in_an_order_that_no_leader_decides(
 def test_a_group_stands_without_who_does_not_come_when_the_window_is_over() -> None:
     async def meet() -> None:
         meeting = Meeting("a", "b", "c")
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             groups = await asyncio.gather(*(meeting.find(peer, window=0.5) for peer in "ab"))
         assert groups[0] == groups[1]
         assert groups[0].peers == ("a", "b")
@@ -70,7 +69,7 @@ def test_who_finds_nobody_is_told_so_and_may_look_again() -> None:
         meeting = Meeting("a", "b")
         with pytest.raises(TimeoutError):
             await meeting.find("a", window=-4.9)  # patience is twice that and ten seconds
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             groups = await asyncio.gather(*(meeting.find(peer) for peer in "ab"))
         assert groups[0] == groups[1]
 
@@ -101,7 +100,7 @@ def test_a_leader_that_is_cut_off_costs_its_followers_nothing_but_time() -> None
         others = "abcd".replace(leader, "")[1:]
         leading = meeting.find(leader)
         following = [meeting.find(peer, window=1.0) for peer in others]
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             while not all(meeting.services[peer].follows(leader) for peer in others):
                 await asyncio.sleep(0.01)
             meeting.network.cut(leader)
@@ -127,7 +126,7 @@ def test_a_leader_that_was_waited_for_in_vain_is_asked_again_when_nobody_else_co
         assert found.value.leader == leader
         leading.cancel()
         await asyncio.wait([leading])
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             groups = await asyncio.gather(meeting.find(leader), meeting.find(follower, window=0.2))
         assert groups[0] == groups[1]
 
@@ -146,7 +145,7 @@ def test_those_who_follow_a_leader_that_others_do_not_know_yet_end_up_in_one_gro
         for peer in (leads, *others):
             first = tuple(leader for leader in meeting.request(peer).leaders if leader != newcomer)
             looking.append(meeting.find(peer, window=60.0, leaders=first, expected=before[peer]))
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             while not (meeting.services[knows].follows(newcomer) and meeting.services[others[0]].follows(leads)):
                 await asyncio.sleep(0.01)
             for peer in (*others, leads):
@@ -164,7 +163,7 @@ def test_a_group_takes_in_who_is_late_as_long_as_the_batch_is_not_nearly_full() 
         leader, follower, late = sorted("abc", key=lambda peer: len(meeting.request(peer).leaders))
         pair = ((leader, frozenset((follower,))), (follower, frozenset((leader,))))
         looking = [meeting.find(peer, expected=other, window=60.0, open_for=60.0) for peer, other in pair]
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             while not meeting.services[follower].follows(leader):
                 await asyncio.sleep(0.01)
             looking.append(meeting.find(late, window=60.0))

@@ -19,11 +19,11 @@ from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Service, Stream, encode
+from tests.hang import HANG
 from tests.identities import an_identity
 from tests.swarm.harness import progress
 from tests.swarm.local_network import LocalNetwork
 
-SECONDS = 60.0
 LONG, SHORT = 40.0, 3.0
 DIVISION, STEP, AFTER = Division(3, 4), 5, "ab"
 RUN_ID = "local-0123456789abcdef"
@@ -117,7 +117,7 @@ class Meeting:
 
 def meet(story: Callable[[], Awaitable[None]]) -> None:
     async def told() -> None:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HANG):
             await story()
 
     in_own_loop(told())
@@ -279,7 +279,7 @@ class Silent(Service):
     async def serve(self, peer: str, stream: Stream) -> None:
         self.asked += 1
         await stream.send(encode(Verdict(verdict="wait")))
-        await stream.closed(SECONDS)
+        await stream.closed(HANG)
 
 
 def test_a_leader_that_says_nothing_is_named_and_not_asked_again(signers: list[list[Signer]]) -> None:

@@ -16,9 +16,9 @@ from dedloc_kit.swarm.serving.client.checking import FIRST, Checker, difference
 from dedloc_kit.swarm.serving.client.client import RemoteSession
 from tests.blocks import tiny
 from tests.blocks.tuned import adapter_for
+from tests.hang import HANG
 from tests.swarm.serving.local_swarm import Swarm
 
-DEADLINE = 60.0
 TEXT = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
 WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros": torch.zeros_like,
@@ -57,7 +57,7 @@ class Checked:
         return output
 
     def wait(self) -> None:
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + HANG
         while self.checker._under_way:
             assert time.monotonic() < deadline
             time.sleep(0.005)
