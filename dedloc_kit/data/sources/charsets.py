@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 NOT_UTF8 = "is not UTF-8"
 
@@ -9,15 +10,21 @@ _LOOKED_AT = 2**13
 """Bytes."""
 _EAST_ASIAN = ("cp932", "euc_jp", "gb18030", "big5", "cp949")
 _ENCODINGS = (
-    *("cp1252", "cp1251", "koi8_r"),
+    *("cp1252", "cp1251", "koi8_r", "koi8_u"),
     *_EAST_ASIAN,
-    *("cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
+    *("cp1250", "iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
 )
+_LATIN = ("cp1252", "cp1250", "iso8859_2", "cp1254", "cp1257")
+"""In each of which a text of the others is hardly less likely."""
 """In which files are usually found, the more usual ones first; those of East Asia hold the older ones."""
+_NAMED = 3
+"""At most."""
 _LEAST = 0.1
 """Of a language's usual letters, for an encoding that any bytes may be in."""
-_CHAOS, _COHERENCE = 0.02, 0.6
+_CHAOS, _LATIN_CHAOS, _COHERENCE = 0.02, 0.1, 0.6
 """An encoding that is so much as likely as another one is not told from it."""
+_MOST = 0.1
+"""Chaos beyond which a text is in no encoding of East Asia."""
 
 _BEYOND_ASCII = re.compile(r"[^\0-\x7f]{2,}")
 _LETTERS = re.compile(r"[^\W\d_]")
@@ -38,7 +45,7 @@ def which(content: bytes) -> str:
         return "find out its encoding, and convert it with: iconv -f ENCODING -t UTF-8"
     named = [encoding.upper().replace("_", "-") for encoding in found]
     if len(named) > 1:
-        some = " or ".join(named[:3])
+        some = " or ".join(named)
         return f"it may be {some}; convert it with the right one: iconv -f ENCODING -t UTF-8"
     return f"it looks like {named[0]}; convert the file with: iconv -f {named[0]} -t UTF-8"
 
@@ -63,19 +70,25 @@ def _encodings(content: bytes) -> list[str]:
     matches = [
         match
         for match in from_bytes(content, cp_isolation=list(_ENCODINGS))
-        if match.encoding in _EAST_ASIAN or (match.encoding in _ENCODINGS and match.coherence >= _LEAST)
+        if (match.encoding in _EAST_ASIAN and match.chaos <= _MOST)
+        or (match.encoding in _ENCODINGS and match.encoding not in _EAST_ASIAN and match.coherence >= _LEAST)
     ]
     if not matches:
         return []
     best = matches[0]
     others = [
-        match.encoding
+        match
         for match in matches[1:]
-        if match.chaos <= best.chaos + _CHAOS
+        if match.chaos <= best.chaos + (_LATIN_CHAOS if {match.encoding, best.encoding} <= {*_LATIN} else _CHAOS)
         and match.coherence >= _COHERENCE * best.coherence
         and str(match) != str(best)
     ]
-    return sorted([best.encoding, *others], key=_ENCODINGS.index)
+    return sorted(map(_usual, [best, *others][:_NAMED]), key=_ENCODINGS.index)
+
+
+def _usual(match: Any) -> str:
+    """The most usual one of all in which the text is the same."""
+    return next(encoding for encoding in _ENCODINGS if encoding in match.could_be_from_charset)
 
 
 def _up_to(size: int, lines: list[bytes]) -> bytes:

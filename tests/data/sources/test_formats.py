@@ -1,6 +1,7 @@
 """Files as people have them: what arrives is what stands in them, and what is wrong costs no more than itself."""
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.data.sources import formats
+from dedloc_kit.data.sources.charsets import which
 from dedloc_kit.data.sources.formats import json_rows
 from dedloc_kit.data.sources.hub_files import subsets_in
 from dedloc_kit.data.sources.losses import HOPELESS, Loss
@@ -282,6 +284,7 @@ def test_utf16_is_named_with_the_fix_and_not_the_internet(tmp_path: Path, name: 
         ("gb18030", "这是第{}个文档，它足够长，可以作为一篇文章。"),
         ("cp949", "이것은 {}번째 문장이며 충분히 깁니다."),
         ("cp1253", "Αυτή είναι η πρόταση αριθμός {} και είναι αρκετά μεγάλη."),
+        ("koi8_u", "Це речення номер {}, і воно досить довге. Їжак їв яблука, а ґава дивилася."),
     ],
     ids=lambda value: value if value.isascii() else "",
 )
@@ -316,6 +319,28 @@ def test_of_latin1_no_encoding_is_named_as_the_only_one(tmp_path: Path) -> None:
         UserError, match=r"row 1 is not UTF-8; find out its encoding, and convert it with: iconv -f ENC"
     ):
         stream(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "Esta é a frase número {}, não há razão para preocupações; coração e ação."),
+        ("cp1252", "Die Straße Nummer {} ist länger als die übrigen; schöne Grüße aus München."),
+        ("iso8859_2", "Příliš žluťoučký kůň úpěl ďábelské ódy číslo {}, a to je dost dlouhá věta."),
+        ("cp1255", "זהו משפט מספר {} והוא ארוך מספיק כדי להיות מסמך שלם."),
+    ],
+    ids=lambda value: value if value.isascii() else "",
+)
+def test_of_encodings_that_are_hardly_told_apart_the_right_one_is_named(encoding: str, text: str) -> None:
+    told = which("\n\n".join(text.format(number) for number in range(100)).encode(encoding))
+    named = re.findall(r"(?:CP|ISO|KOI)[\w-]+", told.partition(";")[0])
+    assert codecs.lookup(encoding).name in [codecs.lookup(name).name for name in named], told
+
+
+def test_what_is_in_no_usual_encoding_is_not_taken_for_japanese() -> None:
+    spanish = "Esta es la frase número {}, ¿cómo está usted? El niño comió piñas mañana."
+    told = which("\n\n".join(spanish.format(number) for number in range(100)).encode("cp850"))
+    assert told == "find out its encoding, and convert it with: iconv -f ENCODING -t UTF-8"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
