@@ -31,7 +31,7 @@ from dedloc_kit.data.sources.hub_files import check_files, check_loader, commit_
 from dedloc_kit.data.sources.packed import PACKED, opened, unpacking
 from dedloc_kit.data.sources.pages import parquet_rows
 from dedloc_kit.data.sources.patience import be_patient
-from dedloc_kit.data.sources.splits import canonical, files_in, split_of
+from dedloc_kit.data.sources.splits import canonical, files_in, names_split, split_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import by_plain_http
 from dedloc_kit.run.places import HAVE_IT_HERE
@@ -333,7 +333,9 @@ def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
     folder = local_folder(source)
     assert folder is not None, "others are on the Hub"
     if not folder.is_dir():
-        raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct the subset or leave it out")
+        have = ", ".join(path.name for path in sorted(folder.parent.iterdir()) if _is_subset(path))
+        fix = f"set the source's subset to one of: {have}" if have else "leave the subset out"
+        raise UserError(f"{folder.parent} has no subset '{folder.name}'; {fix}")
     splits: dict[str, tuple[Shard, ...]] = {}
     for path in sorted(files_in(folder)):
         if _loader_of(path):
@@ -342,6 +344,11 @@ def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
     if not splits:
         raise UserError(f"{folder} holds no data; put {', '.join(_LOADERS)} files into it")
     return splits
+
+
+def _is_subset(path: Path) -> bool:
+    hidden = path.name.startswith((".", "__"))
+    return path.is_dir() and not hidden and not names_split(path.name) and any(map(_loader_of, files_in(path)))
 
 
 def strays(source: Source) -> list[str]:

@@ -458,6 +458,17 @@ def test_a_column_within_another_one_may_be_empty_or_lack_in_a_row(tmp_path: Pat
     assert told[0].startswith(f"row 4 of {path} is left out: it has no column 'translation.bn'")
 
 
+def test_all_subsets_of_a_folder_are_named(tmp_path: Path) -> None:
+    for name in ("uk", "bn", "train"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_bytes(lines(BENGALI))
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(UserError, match=r"has no subset 'en'; set the source's subset to one of: bn, uk$"):
+        read(tmp_path, subset="en")
+    with pytest.raises(UserError, match=r"has no subset 'en'; leave the subset out$"):
+        read(tmp_path / "uk", subset="en")
+
+
 def test_all_subsets_are_found_in_what_datasets_says_of_them(tmp_path: Path) -> None:
     from datasets import load_dataset_builder
 
