@@ -29,6 +29,7 @@ _BEGINNINGS = {
 _OTHERS = {
     rb"version https://git-lfs\.github\.com/spec/": "is a Git LFS pointer, not the file; fetch it with: git lfs pull",
     rb"PK\x03\x04": "is a ZIP archive; unpack it with: unzip",
+    rb"%PDF-": "is a PDF file; take its text out with: pdftotext",
 }
 _NO_PARQUET = {rb"PAR1": "is a Parquet file; rename it to .parquet"}
 
@@ -36,7 +37,7 @@ _NO_PARQUET = {rb"PAR1": "is a Parquet file; rename it to .parquet"}
 def opened(path: str, parquet: bool = False) -> Any:
     """A file of a dataset to read bytes from.
 
-    Raises Unusable if it is of quite another kind.
+    Raises Unusable if it is of quite another kind; call it within `unpacking`.
 
     :param parquet: whether it should be a Parquet file
     """
@@ -51,12 +52,32 @@ def opened(path: str, parquet: bool = False) -> Any:
     except BaseException:
         file.close()
         raise
-    packed = next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(head)), None)
+    packed = _packed(head)
+    if parquet and packed in ("xz", "zstd"):  # in which nobody can seek
+        file.close()
+        raise Unusable(f"is packed; unpack it with: {packed} -d")
+    if not packed:
+        return file
+    unpacked = io.BufferedReader(_unpacked(file, packed))
+    try:
+        if _packed(unpacked.peek(_HEAD)):
+            raise Unusable(f"is packed twice; unpack it once, with: {'bzip2' if packed == 'bz2' else packed} -d")
+    except BaseException:
+        unpacked.close()
+        raise
+    return unpacked
+
+
+def _packed(head: bytes) -> str | None:
+    return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(head)), None)
+
+
+def _unpacked(file: Any, packed: str) -> Any:
     if packed == "zstd":  # Python has no codec for it before 3.14
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), packed)
     if packed == "xz":
-        return io.BufferedReader(_Xz(file))
-    return fsspec.compression.compr[packed](file, mode="rb") if packed else file
+        return _Xz(file)
+    return fsspec.compression.compr[packed](file, mode="rb")
 
 
 @contextmanager

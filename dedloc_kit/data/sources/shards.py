@@ -163,7 +163,7 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
 
 def _encoding(shard: Shard) -> str:
     """In words what to do with a file that is not UTF-8."""
-    with opened(shard.path) as file:
+    with unpacking(), opened(shard.path) as file:
         return which(file.read(_LOOKED_AT))
 
 
@@ -182,7 +182,7 @@ def count_rows(shard: Shard, warn: Warn) -> int:
         try:
             if shard.loader != "parquet":
                 return sum(1 for _ in _rows(shard, (), 0))
-            with opened(shard.path, parquet=True) as file:
+            with unpacking(), opened(shard.path, parquet=True) as file:
                 return int(parquet.ParquetFile(file).metadata.num_rows)
         except Unusable as error:
             raise Unusable(f"{shard.path} {error}") from None
@@ -197,7 +197,7 @@ def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
     if read is None or _loader_of(Path(shard.path)) is None:
         yield from islice(_rows_of_datasets(shard, columns), first, None)
         return
-    with opened(shard.path, parquet=read is parquet_rows) as file, unpacking():
+    with unpacking(), opened(shard.path, parquet=read is parquet_rows) as file:
         if read is parquet_rows:
             yield from parquet_rows(file, columns, first)
         else:
@@ -206,7 +206,8 @@ def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
 
 def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
     if "://" not in shard.path:
-        opened(shard.path).close()  # which tells what it really is
+        with unpacking():
+            opened(shard.path).close()  # which tells what it really is
     rows = _open(shard)
     # `decode(False)` leaves values of mixed types as JSON, texts too.
     encoded = [name for name, feature in (rows.features or {}).items() if type(feature).__name__ == "Json"]

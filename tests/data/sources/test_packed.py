@@ -61,6 +61,30 @@ def test_what_a_file_is_tell_its_first_bytes_and_not_its_name(tmp_path: Path, pa
     assert read(tmp_path) == BENGALI[:100]
 
 
+@pytest.mark.parametrize("packer", ["gzip", "bz2", "xz", "zstd"])
+def test_a_file_that_is_packed_twice_is_named(tmp_path: Path, packer: str) -> None:
+    path = tmp_path / "train.jsonl.gz"
+    path.write_bytes(PACKERS[packer](gzip.compress(lines(BENGALI[:100]))))
+    with pytest.raises(UserError, match=rf"{path} is packed twice; unpack it once, with: (gzip|bzip2|xz|zstd) -d$"):
+        read(path)
+
+
+@pytest.mark.parametrize("packer", ["xz", "zstd"])
+def test_a_parquet_file_that_is_packed_so_that_nobody_can_seek_in_it_is_named(tmp_path: Path, packer: str) -> None:
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.table({"text": BENGALI[:10]}), path)
+    path.write_bytes(PACKERS[packer](path.read_bytes()))
+    with pytest.raises(UserError, match=rf"{path} is packed; unpack it with: {packer} -d$"):
+        read(path)
+
+
+def test_a_pdf_file_is_no_text_of_an_unknown_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n")
+    with pytest.raises(UserError, match=rf"{path} is a PDF file; take its text out with: pdftotext$"):
+        read(path)
+
+
 def test_streams_of_xz_that_follow_each_other_are_one_file(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl.xz"
     path.write_bytes(xz(lines(BENGALI[:10])) + bytes(70_000) + xz(lines(BENGALI[10:20])) + bytes(4))
