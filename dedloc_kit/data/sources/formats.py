@@ -143,7 +143,8 @@ def csv_rows(file: Any, columns: tuple[str, ...], delimiter: str) -> Iterator[Ro
     buffered = io.BufferedReader(file)
     _head(buffered)
     table = Table(io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape", newline=""), delimiter)
-    names = table.row()
+    while (names := table.row()) == []:  # a blank line
+        pass
     if isinstance(names, str):
         raise Unusable(f"has a first line that names no columns, for it {names}")
     names = names or []

@@ -172,6 +172,14 @@ def test_a_quote_that_never_ends_is_text_and_costs_no_other_row(tmp_path: Path, 
     assert read(path) == values
 
 
+def test_blank_lines_before_the_names_of_columns_are_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n\r\ntext,id\na b,1\n")
+    assert read(path) == ["a b"]
+    path.write_text("\n\n")
+    assert read(path) == []
+
+
 def test_rows_are_lost_one_by_one_where_a_quote_never_ends_and_no_fields_fit(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('id,text\n1,first\n2,"never,ends\n3,one,two\n4,"between\nquotes"\n5,"at the end\n')
