@@ -297,6 +297,9 @@ def _dictionaries(array: Any) -> Iterator[Any]:
     """The dictionary arrays in one of lists or structures."""
     if pyarrow.types.is_dictionary(array.type):
         yield array
+    elif pyarrow.types.is_map(array.type):  # which cannot be flattened
+        pair = pyarrow.struct([array.type.key_field, array.type.item_field])
+        yield from _dictionaries(array.cast(pyarrow.list_(pair)))
     elif pyarrow.types.is_nested(array.type):
         inner = array.flatten()
         for each in inner if isinstance(inner, list) else [inner]:

@@ -74,6 +74,16 @@ def test_lists_of_texts_are_read_whatever_their_dictionary_could_become_and_too_
     ]
 
 
+def test_maps_are_read_as_lists_are() -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    few = [[("bn", "one"), ("en", "two")], [], None, [("bn", "three")]]
+    rows = parquet_rows(written({"text": pyarrow.array(few, kind)}), ("text",))
+    assert list(rows) == [{"text": each} for each in few]
+    long = [("bn", "x" * 2**20)] * 3
+    rows = parquet_rows(written({"text": pyarrow.array([long] * 30, kind)}), ("text",))
+    assert [next(rows) for _ in range(3)] == [{"text": long}] * 3
+
+
 def test_lists_of_numbers_are_refused_that_become_very_many() -> None:
     numbers = pyarrow.array(np.zeros(34_000_000, np.uint8))
     ids = pyarrow.ListArray.from_arrays(pyarrow.array([0, len(numbers)], pyarrow.int32()), numbers)
