@@ -26,6 +26,9 @@ TOKENS = {
     "an ellipsis": ("hf_abc…xyz", "horizontal ellipsis"),
     "a dot of a hidden one": ("hf_abc•xyz", "bullet"),
     "a zero-width space": ("hf_abcxyz\u200b", "zero width space"),
+    "quotes": ('"hf_abcxyz"', "quotation mark"),
+    "a line of a file": ("HF_TOKEN=hf_abcxyz", "equals sign"),
+    "asterisks": ("hf_****", "asterisk"),
     "a space": ("hf_abc xyz", "space"),
     "three dots": ("hf_abc...xyz", "a part of it is missing"),
     "the end of the sentence": ("hf_abcxyz.", "a part of it is missing"),
@@ -88,7 +91,7 @@ def test_a_code_an_address_and_a_name_with_what_nobody_sees_are_named(
     (tmp_path / "code").write_text("abc…\n", encoding="utf-8")
     with pytest.raises(UserError, match="horizontal ellipsis"):
         personal_code("us/model", file=tmp_path / "code", ask=False)
-    for where in ("http://example.org:8000\u200b/", "us/\u2060model", "us/model\u00a0"):
+    for where in ("http://example.org:8000\u200b/", "us/\u2060model", "us/model\u00a0", " us/model", "us/mo\u200ddel"):
         with pytest.raises(UserError, match="a character that does not belong there"):
             fetch_invitation(where)
         assert main(["join", where]) == 2
