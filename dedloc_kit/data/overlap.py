@@ -9,7 +9,7 @@ from dedloc_kit.data.text.tokens import Document, DocumentTokenizer, Ids
 
 _LETTERS = 10_000
 """Of a text; two that begin with the same ones are taken for the same. A tokenizer divides longer ones later."""
-_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\ufeff]+")
+_UNSEEN = re.compile(r"[\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe00-\ufe0f\ufeff]+")
 """White space, and characters that nobody sees."""
 
 

@@ -17,6 +17,7 @@ TEXT = "The Fox jumps over the ﬁne dog, and then it sleeps."
         TEXT.upper(),
         TEXT.replace("ﬁ", "fi"),
         TEXT.replace("jumps", "ju\u00admps"),
+        f"\u200e\u202b{TEXT}\u202c\ufe0f",
     ],
 )
 def test_a_text_is_known_again_in_other_white_space_case_and_compatible_characters(other: str) -> None:
