@@ -5766,7 +5766,7 @@ MUTATIONS = (
     Mutation(
         "embeddings are turned as hidden matrices are",
         "training/optimizers/muon.py",
-        "if param.ndim == 2 and param.shape not in tables]",
+        "if param.ndim == 2 and param not in not_hidden]",
         "if param.ndim == 2]",
         "tests/training/optimizers/test_muon.py",
     ),

@@ -167,6 +167,10 @@ class DrawingTransformer(nn.Module):
             if shape.tied:
                 output.weight = embedding.weight
 
+    def get_output_embeddings(self) -> nn.Module:
+        """The output layers, under the name by which models of transformers have theirs."""
+        return nn.ModuleList([self.text_output, self.code_output])
+
     def forward(self, captions: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
         """What stands at each place, as the output layers take it.
 

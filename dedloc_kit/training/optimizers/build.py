@@ -1,8 +1,9 @@
 """The optimizer that a run's configuration names."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.training.optimizers.adamw import AdamW
@@ -35,5 +36,16 @@ def local_optimizer(
     """
     if config.name != "muon":
         return build_optimizer(config, groups)
-    tables = (module.weight.shape for module in model.modules() if isinstance(module, nn.Embedding))
-    return Muon(groups, tables, learning_rate(config, 0), config.momentum, config.betas, config.epsilon)
+    return Muon(groups, _tables(model), learning_rate(config, 0), config.momentum, config.betas, config.epsilon)
+
+
+def _tables(model: nn.Module) -> Iterator[Tensor]:
+    """Weights of embeddings and output layers, by the kind of module and not by shape: with as many positions as
+    channels a matrix of attention has the shape of an embedding."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            yield module.weight
+        output = getattr(module, "get_output_embeddings", None)
+        layer = None if output is None else output()
+        if layer is not None:
+            yield from layer.parameters()

@@ -15,14 +15,14 @@ class Muon:
     Muon's steps are made as large as AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both take the same
     rate and weight decay. It computes in bfloat16: no two kinds of device give the same, so nothing of it is shared.
 
-    :param tables: shapes of embeddings: what has such a shape (the output layer too) is no hidden matrix
+    :param tables: weights of embeddings and output layers, which are no hidden matrices
     Raises UserError if torch is too old to have it.
     """
 
     def __init__(
         self,
         groups: Iterable[dict[str, Any]],
-        tables: Iterable[torch.Size],
+        tables: Iterable[torch.Tensor],
         lr: float,
         momentum: float,
         betas: tuple[float, float],
@@ -33,12 +33,12 @@ class Muon:
                 f"this run trains with Muon, which PyTorch has from 2.9 on, and here is {torch.__version__}; "
                 "give: pip install --upgrade 'torch>=2.9'"
             )
-        tables = set(tables)
+        not_hidden = set(tables)  # a tensor is equal in a set to itself alone
         hidden: list[dict[str, Any]] = []
         others: list[dict[str, Any]] = []
         for group in groups:
-            matrices = [param for param in group["params"] if param.ndim == 2 and param.shape not in tables]
-            rest = [param for param in group["params"] if param.ndim != 2 or param.shape in tables]
+            matrices = [param for param in group["params"] if param.ndim == 2 and param not in not_hidden]
+            rest = [param for param in group["params"] if param.ndim != 2 or param in not_hidden]
             hidden += [{**group, "params": matrices}] if matrices else []
             others += [{**group, "params": rest}] if rest else []
         self._parts: list[torch.optim.Optimizer] = []
