@@ -245,6 +245,16 @@ def test_the_fingerprint_changes_with_any_value(path: tuple[Any, ...]) -> None:
     assert parse_run(changed).fingerprint != parse_run(COMPLETE).fingerprint
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"), [({"name": "lars"}, 0.9), ({"name": "muon"}, 0.95), ({"name": "muon", "momentum": 0.9}, 0.9)]
+)
+def test_muon_has_a_momentum_of_its_own_unless_one_is_said(said: dict[str, Any], expected: float) -> None:
+    run = parse_run(values(optimizer={**values()["optimizer"], **said}, averaging="local-steps"))
+    assert run.optimizer.momentum == expected
+    spelled_out = {**values()["optimizer"], **said, "momentum": expected}
+    assert parse_run(values(optimizer=spelled_out, averaging="local-steps")).fingerprint == run.fingerprint
+
+
 def test_sparse_steps_are_without_outer_momentum_unless_that_is_said() -> None:
     sparse = {"mode": "local-steps", "compression": "sparse"}
     for said, expected in (({}, (1.0, 0.0)), ({"outer_momentum": 0.5, "outer_learning_rate": 0.7}, (0.7, 0.5))):

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.lib.learner import Learner
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
+from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
@@ -68,7 +69,8 @@ class Settings:
             }
         )
         run = run.renamed(lambda name: local(name, Path()))
-        return run.model_copy(update={"optimizer": run.optimizer.model_copy(update={"name": optimizer})})
+        said = {**run.optimizer.model_dump(exclude_unset=True), "name": optimizer}
+        return run.model_copy(update={"optimizer": OptimizerConfig.model_validate(said)})
 
 
 class TwoBits(ChunkCompression):

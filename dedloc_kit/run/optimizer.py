@@ -31,8 +31,8 @@ class OptimizerConfig(Section):
     """With `lamb`, `adamw` and `muon`."""
     max_weight_norm: PositiveFloat = 10_000.0
     """With `lamb`: upper bound on the norm of a layer's weights in the trust ratio."""
-    momentum: Decay = 0.9
-    """With `lars` and `muon`."""
+    momentum: Decay = Field(default_factory=lambda said: 0.95 if said.get("name") == "muon" else 0.9)
+    """With `lars` and `muon`; with `muon` 0.95 (Jordan et al. 2024) unless it is said."""
     trust_coefficient: PositiveFloat = 0.001
     """With `lars`: the step of a layer at the rate 1, relative to the norm of its weights."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
