@@ -150,6 +150,23 @@ def test_the_queue_is_local_and_used_from_its_step_on(folder: Path) -> None:
     assert losses(task, 40) == always[:1], "who has caught up begins with an empty one"
 
 
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_a_microbatch_that_is_not_finite_leaves_the_queue_as_it_is(folder: Path, bad: int) -> None:
+    """Whether the queue is empty, filling up or full: 32 features are two microbatches."""
+    (task, model), (spared, _) = swav(folder), swav(folder)
+    stream = batches(task)
+    several = [next(stream) for _ in range(4)]
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        next(broken.backbone.parameters()).fill_(math.nan)
+    losses = []
+    for number, batch in enumerate(several):
+        if number == bad:
+            assert task.loss(broken, batch, 5).isnan()
+        losses.append(task.loss(model, batch, 5).item())
+    assert losses == pytest.approx([spared.loss(model, batch, 5).item() for batch in several], rel=1e-4)
+
+
 def test_a_small_microbatch_with_a_queue_is_assigned_as_in_a_large_batch(folder: Path) -> None:
     task, model = swav(folder)
     embeddings = torch.nn.functional.normalize(torch.randn(36, 8, generator=torch.Generator().manual_seed(0)))

@@ -65,7 +65,15 @@ class FeatureQueue:
         return self._kept if self._kept and len(self._kept[0]) == self.length else []
 
     def add(self, features: list[Tensor]) -> None:
-        """Keep the features [samples, width] of each large crop in the place of the oldest."""
+        """Keep the features [samples, width] of each large crop in the place of the oldest, if all are finite.
+
+        One number that is not would be in all assignments, and so in all losses, for as long as the queue holds it.
+        """
         features = [each.detach() for each in features]
+        finite = torch.stack([each.isfinite().all() for each in features]).all()
         kept = self._kept or [each[:0] for each in features]
-        self._kept = [torch.cat(pair)[-self.length :] for pair in zip(kept, features, strict=True)]
+        newer = [torch.cat(pair)[-self.length :] for pair in zip(kept, features, strict=True)]
+        if len(kept[0]) == self.length:  # chosen on the device, which nobody waits for
+            self._kept = [torch.where(finite, new, old) for new, old in zip(newer, kept, strict=True)]
+        elif finite:
+            self._kept = newer

@@ -95,6 +95,19 @@ def test_a_queue_keeps_no_gradient_and_no_more_than_its_length() -> None:
     assert len(kept) == 3
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_queue_takes_nothing_of_a_microbatch_with_one_number_that_is_not_finite(value: float) -> None:
+    queue = FeatureQueue(4)
+    bad = torch.ones(2, 1)
+    bad[1] = value
+    for number in (1.0, 2.0):
+        queue.add([bad, torch.ones(2, 1)])  # of one crop: its other half would stand at another sample's place
+        queue.add([torch.full((2, 1), number)] * 2)
+    queue.add([torch.full((6, 1), value)] * 2)
+    for kept in queue.before(step=1):
+        assert kept.flatten().tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
 def test_a_queue_lets_few_samples_spread_as_many_do() -> None:
     """Four samples of one cluster alone are torn apart; beside 256 others each goes where it would in a large batch."""
     generator = torch.Generator().manual_seed(0)
