@@ -49,6 +49,11 @@ def test_every_recipe_says_what_it_is_for_in_the_words_of_those_who_choose() -> 
     assert PURPOSES.keys() == set(recipes())
 
 
+@pytest.mark.parametrize("name", sorted(set(recipes()) - {"albert-demo"}))  # the demo follows no paper
+def test_every_recipe_says_what_differs_from_its_paper(name: str) -> None:
+    assert "\n**What differs from " in (recipe(name) / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("name", "expected"), [("gpt", 124), ("encoder", 150)])
 def test_the_model_of_a_recipe_is_as_large_as_it_says(name: str, expected: int) -> None:
     assert round(millions(load_run(recipe(name) / "run.toml"))) == expected
