@@ -34,7 +34,8 @@ class AveragingConfig(Section):
     bits. What is still to be sent stands in for the outer momentum, which is then 0 and `outer_learning_rate` 1, unless
     they are said. What it costs in loss has not been measured here yet."""
     local_batch: PositiveInt = 64
-    """With `local-steps`: samples of each peer's own steps."""
+    """With `local-steps`: samples of each peer's own steps. In the first ten of each session the rate rises to the
+    run's, for the optimizer begins without moments."""
     outer_learning_rate: PositiveFloat = 0.7
     """With `local-steps`: of the outer step, SGD with Nesterov momentum."""
     outer_momentum: Decay = 0.9

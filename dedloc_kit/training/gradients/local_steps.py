@@ -18,6 +18,11 @@ from dedloc_kit.training.gradients.accumulator import Sums, Tally
 from dedloc_kit.training.gradients.gradients import taken
 from dedloc_kit.training.state.state import Replica, Stepping, TrainingState
 
+WARM_UP = 10
+"""Local steps in which a session's rate rises to the run's: its optimizer has no moments yet, and so Adam's first steps
+are as large as a step can be. Moments kept from one session to the next did no better in a simulation, and would have
+to be stored."""
+
 
 class LocalSteps:
     """What is outgoing is the way that the replicas have gone since the shared parameters.
@@ -27,7 +32,7 @@ class LocalSteps:
 
     :param local_batch: samples of one local step
     :param max_norm: of a local step's gradient
-    :param learning_rate: of a local step, given the global step
+    :param learning_rate: of a local step, given the global step; the first `WARM_UP` ones of a session take less
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class LocalSteps:
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
         self._lock = threading.Lock()
         self._gathered = [Sums() for _ in replicas]  # toward the next local step
+        self._taken = 0  # local steps of this session
         self._step = 0  # whose parameters the newest of it was computed with
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
         # A way, not where the replica was: it stays true when that goes on from other shared parameters meanwhile.
@@ -91,8 +97,10 @@ class LocalSteps:
         for parameter, gradient in zip(self._parameters, mean, strict=True):
             parameter.grad = gradient.to(parameter.device)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        self._taken += 1
+        risen = min(1.0, self._taken / (WARM_UP + 1))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(self._step)
+            group["lr"] = risen * self._learning_rate(self._step)
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None

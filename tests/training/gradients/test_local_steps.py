@@ -31,11 +31,11 @@ class Peer:
     def __init__(self, state: TrainingState, local_batch: int = 4) -> None:
         self.state, self.replica = state, Replica(state, torch.device("cpu"))
         self.weight = next(iter(self.replica.model.parameters()))
-        optimizer = Lamb([self.weight], lr=0.1, weight_decay=0.0)
+        self.optimizer = Lamb([self.weight], lr=0.1, weight_decay=0.0)
         self.steps = LocalSteps(
             [self.replica],
             state,
-            optimizer,
+            self.optimizer,
             local_batch=local_batch,
             max_norm=1.0,
             learning_rate=lambda _: 0.1,
@@ -77,6 +77,17 @@ def test_a_local_step_is_taken_when_its_samples_have_come_together() -> None:
     peer.train(2)
     assert bool((peer.weight < 1.0).all())
     assert peer.steps.tally.samples == 4
+
+
+def test_a_session_begins_with_small_steps() -> None:
+    """Adam's first ones would be as large as a step can be, however far the run is."""
+    state = shared()
+    for _ in range(2):  # sessions
+        peer, rates = Peer(state), list[float]()
+        for _ in range(13):
+            peer.train(4)
+            rates.append(peer.optimizer.param_groups[0]["lr"])
+        assert rates == pytest.approx([0.1 * min(1.0, step / 11) for step in range(1, 14)])
 
 
 def test_what_is_outgoing_is_the_way_from_the_shared_parameters() -> None:
