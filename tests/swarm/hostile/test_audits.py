@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hivemind.p2p import P2P, PeerID
@@ -48,11 +49,11 @@ class Meeting:
     def run(self, do: Callable[["Meeting"], Awaitable[None]]) -> None:
         async def meet() -> None:
             async with AsyncExitStack() as stack:
-                self.ends["alice"] = alice = await stack.enter_async_context(self.alice.open())
-                for name in ("organizer", "mallory", "stranger"):
+                met: list[Any] = []  # addresses: each is told of all who came before
+                for name in ("alice", "organizer", "mallory", "stranger"):
                     place = getattr(self, name)
-                    opened = place.open(*await alice.p2p.get_visible_maddrs())
-                    self.ends[name] = await stack.enter_async_context(opened)
+                    self.ends[name] = end = await stack.enter_async_context(place.open(*met))
+                    met += await end.p2p.get_visible_maddrs()
                 async with asyncio.timeout(2 * HANG):
                     await do(self)
 
