@@ -45,7 +45,7 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.computing.device import pick_devices
+from dedloc_kit.training.computing.device import pick_devices, usable_devices
 from dedloc_kit.training.state.checkpoint import load
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Role:
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints, run.answers_of_a_sample)
         self._ledger = self._lasting.ledger
         driven = me.measured if isinstance(me, StagedPeer) else None
-        device = pick_devices(peer.devices)[0]
+        device = usable_devices(pick_devices(peer.devices), peer.devices)[0]
         self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit, driven, device)
         self._saving = Saving(me.optimizer.state, self._lasting, lambda: self._evaluator.under_way, emit)
         self._ledger_outage = Outage("the ledger", emit)

@@ -14,9 +14,9 @@ _ENCODINGS = (
     *_EAST_ASIAN,
     *("cp1250", "iso8859_2", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
 )
+"""In which files are usually found, the more usual ones first; those of East Asia hold the older ones."""
 _LATIN = ("cp1252", "cp1250", "iso8859_2", "cp1254", "cp1257")
 """In each of which a text of the others is hardly less likely."""
-"""In which files are usually found, the more usual ones first; those of East Asia hold the older ones."""
 _NAMED = 3
 """At most."""
 _LEAST = 0.1

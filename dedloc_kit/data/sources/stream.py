@@ -101,7 +101,7 @@ def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, 
         for index in order:
             shard, rows = shards[index], 0
             try:
-                for value in losses.usable(shard, _turned(source, shard, begins[index], read, warn)):
+                for value in losses.usable(shard, _rotated(source, shard, begins[index], read, warn)):
                     rows += 1
                     found += 1
                     yield value
@@ -122,7 +122,7 @@ def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, 
         number += 1
 
 
-def _turned(source: Source, shard: Shard, where: float, read: Reader, warn: Warn) -> Iterator[Any]:
+def _rotated(source: Source, shard: Shard, where: float, read: Reader, warn: Warn) -> Iterator[Any]:
     """A shard from the row on that lies so far into it, from 0 to 1, and then what comes before; one that cannot be
     entered in the middle from its first row on. If what follows that row breaks off, what comes before is still read.
     """

@@ -30,7 +30,7 @@ from dedloc_kit.swarm.serving.server.computing import Computing, Priority
 from dedloc_kit.swarm.serving.server.server import PushService, SpanService
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
-from tests.swarm.serving.local_swarm import TOKENS, VERSION, Swarm
+from tests.swarm.serving.local_swarm import TOKENS, VERSION, Swarm, two_servers
 
 WIDTH = 32
 TOKEN = torch.zeros(1, 1, WIDTH)
@@ -44,14 +44,9 @@ def whole() -> Any:
 
 @pytest.fixture
 def swarm(whole: Any) -> Iterator[Swarm]:
-    swarm = Swarm(whole)
-    try:
-        swarm.add("a", 0, 2)
-        swarm.add("b", 2, 4)
+    with two_servers(whole) as swarm:
         swarm.known("mallory")
         yield swarm
-    finally:
-        swarm.close()
 
 
 @asynccontextmanager

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -164,3 +165,15 @@ class _Through:
 
     def close(self) -> None:
         """Tests look at the session afterwards; `Swarm.close` ends it."""
+
+
+@contextmanager
+def two_servers(whole: Any) -> Iterator[Swarm]:
+    """Of a model of four layers: the servers `a` and `b` have two each."""
+    swarm = Swarm(whole)
+    try:
+        swarm.add("a", 0, 2)
+        swarm.add("b", 2, 4)
+        yield swarm
+    finally:
+        swarm.close()

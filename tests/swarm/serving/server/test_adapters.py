@@ -18,7 +18,7 @@ from dedloc_kit.swarm.serving.server.server import SpanService
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
 from tests.blocks.tuned import adapter_for, local
-from tests.swarm.serving.local_swarm import At, Swarm
+from tests.swarm.serving.local_swarm import At, Swarm, two_servers
 from tests.swarm.serving.server.test_server import OPEN, refused, until
 
 EVERY = 5
@@ -32,13 +32,8 @@ def whole() -> Any:
 
 @pytest.fixture
 def swarm(whole: Any) -> Iterator[Swarm]:
-    swarm = Swarm(whole)
-    try:
-        swarm.add("a", 0, 2)
-        swarm.add("b", 2, 4)
+    with two_servers(whole) as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 def trained(

@@ -35,7 +35,7 @@ from dedloc_kit.swarm.serving.server.server import PushService, SpanService
 from dedloc_kit.swarm.serving.server.sessions import Held
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
-from tests.swarm.serving.local_swarm import VERSION, Swarm
+from tests.swarm.serving.local_swarm import VERSION, Swarm, two_servers
 
 SESSION = "5" * 32
 OPEN = Open(
@@ -53,13 +53,8 @@ def whole() -> Any:
 
 @pytest.fixture
 def swarm(whole: Any) -> Iterator[Swarm]:
-    swarm = Swarm(whole)
-    try:
-        swarm.add("a", 0, 2)
-        swarm.add("b", 2, 4)
+    with two_servers(whole) as swarm:
         yield swarm
-    finally:
-        swarm.close()
 
 
 async def said(stream: Stream, *records: Record | torch.Tensor) -> None:
