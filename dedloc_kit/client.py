@@ -12,11 +12,11 @@ from urllib3.exceptions import HTTPError
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
+from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.machine.home import check_organizer
-from dedloc_kit.machine.pasted import check_pasted
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
-from dedloc_kit.machine.written import written
+from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Evaluation
@@ -95,7 +95,7 @@ def _read(where: str) -> Invitation:
         except HubUnavailable as error:
             raise NoAnswer(f"{where} cannot be read ({error}); check the connection and try again") from None
     try:
-        text = written(Path(where).expanduser())
+        text = read_text(Path(where).expanduser())
     except (OSError, ValueError, RuntimeError) as error:  # bytes or a path that cannot be, or a home that is unknown
         raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {_KINDS}") from None
     return Invitation.parse(text)

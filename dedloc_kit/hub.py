@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import bound_silence, fetched
 from dedloc_kit.machine.account import leave_no_token
-from dedloc_kit.machine.pasted import check_pasted, why_no_token
+from dedloc_kit.machine.hidden_characters import check_pasted, why_no_token
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE

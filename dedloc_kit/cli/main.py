@@ -36,7 +36,7 @@ from dedloc_kit.cli.commands import (
 from dedloc_kit.display.console import complain, log_to_terminal, mention
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import tell_downloads
-from dedloc_kit.machine.pasted import check_pasted
+from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.version import __version__
 
 COMMANDS = (

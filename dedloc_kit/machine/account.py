@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.machine.hidden_characters import why_no_token
 from dedloc_kit.machine.hosted import hosted
-from dedloc_kit.machine.pasted import why_no_token
 
 ANONYMOUS = "anonymous"
 MAX_CHARACTERS = 64

@@ -22,7 +22,7 @@ from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
-from dedloc_kit.organizer.earlier import earlier_run
+from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
 from dedloc_kit.run.config import RunConfig

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.pasted import check_pasted
-from dedloc_kit.machine.written import written
+from dedloc_kit.machine.hidden_characters import check_pasted
+from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
 
@@ -53,7 +53,7 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(written(path))
+        return tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the path of a run configuration (run.toml)") from None
     except OSError as error:

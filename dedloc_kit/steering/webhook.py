@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import requests
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.pasted import check_pasted
-from dedloc_kit.machine.written import written
+from dedloc_kit.machine.hidden_characters import check_pasted
+from dedloc_kit.machine.text_files import read_text
 
 VARIABLE = "DEDLOC_WEBHOOK"
 TRIES, FIRST_PAUSE = 6, 2.0
@@ -30,7 +30,7 @@ def webhook_address(file: Path | None) -> str | None:
     given = os.environ.pop(VARIABLE, None)
     if file is not None:
         try:
-            given = written(file)
+            given = read_text(file)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read ({type(error).__name__}); check --webhook-file") from None
     if not given:

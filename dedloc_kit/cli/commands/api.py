@@ -9,7 +9,7 @@ from dedloc_kit.cli.options import Commands, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.addresses import is_loopback
-from dedloc_kit.machine.written import written
+from dedloc_kit.machine.text_files import read_text
 
 if TYPE_CHECKING:
     from dedloc_kit.api.generating import Served
@@ -69,7 +69,7 @@ def load(invitation: str, at_once: int) -> "Served":
 def read_key(path: Path) -> str:
     """The key in a file. Raises UserError if there is none."""
     try:
-        key = written(path).strip()
+        key = read_text(path).strip()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a file that holds the key") from None
     except UnicodeDecodeError:

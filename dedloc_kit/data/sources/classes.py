@@ -5,7 +5,7 @@ from typing import Any
 
 from dedloc_kit.data.sources.shards import LABELS_FILE, Shard, Warn, class_names, local_folder
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.written import written
+from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.run.task import Source
 
 
@@ -19,7 +19,7 @@ def names_of(source: Source, shard: Shard, column: str, warn: Warn) -> list[str]
     if path is None or not path.is_file():
         return class_names(shard, column, warn)
     try:
-        names = json.loads(written(path))[column]
+        names = json.loads(read_text(path))[column]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError):

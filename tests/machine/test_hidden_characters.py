@@ -15,7 +15,7 @@ from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import Repository, model_files
 from dedloc_kit.machine.account import CODE, who_am_i
-from dedloc_kit.machine.pasted import unseen, why_no_token
+from dedloc_kit.machine.hidden_characters import unseen, why_no_token
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.steering.webhook import webhook_address
 from tests.commands import run_file

@@ -4,7 +4,7 @@ import codecs
 from pathlib import Path
 
 
-def written(path: Path) -> str:
+def read_text(path: Path) -> str:
     """A file's text: UTF-8, or UTF-16 as PowerShell writes it, without the byte-order mark that Windows puts first.
 
     Raises OSError and UnicodeDecodeError.
