@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.lib.network import open_network
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prepare import prepare_demo
@@ -35,7 +36,6 @@ from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRound
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.flat import FlatLayout
 
 _ROW = "{:12}{:>10}{:>14}{:>10}{:>13}   {}"
 _WARM_UP_STEPS = 3

@@ -201,7 +201,7 @@ def _real(options: argparse.Namespace, folder: Path) -> Setting:
 
 def _albert_run(folder: Path) -> RunConfig:
     """A run of the real task over the English texts that every Python brings along: its help topics."""
-    from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+    from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 
     texts = list(pydoc_data.topics.topics.values())
     folder.mkdir(parents=True)

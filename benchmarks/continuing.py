@@ -21,14 +21,14 @@ import pyarrow
 import torch
 from pyarrow import parquet
 
-from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.sources.stream import in_order, texts
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
+from dedloc_kit.learning.data.docstrings import collect_documents
+from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
+from dedloc_kit.learning.models.init_from import fingerprint
+from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.text.start import fingerprint
-from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 6, 12
 VOCABULARY, CHARACTERS = 4000, 2_000_000

@@ -36,9 +36,12 @@ from torch import Tensor
 from benchmarks.lib import pipelined, sparse_steps
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
-from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.sources.stream import in_order, texts
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.data.docstrings import collect_documents
+from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.task import Batch, Divisible, create_task
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run, local, parse_run
@@ -47,9 +50,6 @@ from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
-from dedloc_kit.tasks import Batch, Divisible, create_task
-from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.optimizers.outer import NesterovSGD
 
 PEERS, MICROBATCH = 4, 16
 HELD_OUT = 12  # one document in so many is kept for the evaluation

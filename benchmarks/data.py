@@ -36,17 +36,17 @@ from pyarrow import parquet
 
 from benchmarks.lib.code_data import coded
 from benchmarks.lib.packed_data import packed
-from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.sources.shards import find_shards
-from dedloc_kit.data.sources.stream import in_order, texts
-from dedloc_kit.data.text.sentences import sentences
-from dedloc_kit.data.text.token_shards import write_token_shards
-from dedloc_kit.data.text.tokens import DocumentTokenizer, vocabulary_hash
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.learning.data.docstrings import collect_documents
+from dedloc_kit.learning.data.sources.shards import find_shards
+from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.text.sentences import sentences
+from dedloc_kit.learning.data.text.token_shards import write_token_shards
+from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_hash
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
-from dedloc_kit.tasks.albert import Albert
 
 _ROW = "{:16}{:>13}{:>20}{:>10}{:>16}{:>10}"
 _WINDOW = 32

@@ -47,12 +47,12 @@ from benchmarks.lib.simulated_hosts import Trouble, simulated
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
+from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run, parse_run
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import Batch, create_task
 
 IN_FLIGHT = (1, 3)
 """Microbatches that each trainer has on its way: of a volunteer with one device, and with three."""

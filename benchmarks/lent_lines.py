@@ -22,6 +22,7 @@ from statistics import fmean
 
 import torch
 
+from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
 from dedloc_kit.organizer.prediction import read_line
 from dedloc_kit.organizer.round_time import Line, round_time
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -31,7 +32,6 @@ from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.streams.window import AHEAD, MIN_AHEAD
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.kinds import EPOCH
-from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 DELAY_SECONDS = 0.03
 """From one peer to another."""

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from benchmarks.lib.task import shapes
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.optim.lamb8bit import Lamb8Bit
 
 _ROW = "{:18}{:>10}{:>18}{:>16}{:>14}{:>14}{:>10}{:>14}"
 LAMB_TRAFFIC, COPY_TRAFFIC, ADAM_TRAFFIC = 10, 2, 7

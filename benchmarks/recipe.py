@@ -19,20 +19,20 @@ from statistics import mean, stdev
 import torch
 
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from dedloc_kit.learning.models.picture_model.files import completed
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
+from dedloc_kit.learning.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.picture_model.files import completed
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.places import local_copies
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
-from dedloc_kit.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.schedule import learning_rate
-from dedloc_kit.training.state.checkpoint import save
 
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
 _METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"

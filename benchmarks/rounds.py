@@ -36,6 +36,7 @@ from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
+from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
@@ -47,7 +48,6 @@ from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.rounds.timing import BANDWIDTH_STEP
-from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 VALUES, STANDS_FOR = 100_000, 18_000_000
 PART = 4 * CHUNK * VALUES // STANDS_FOR

@@ -30,16 +30,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dedloc_kit.data.docstrings import write_corpus
-from dedloc_kit.data.sources.stream import Prefetch
+from dedloc_kit.learning.data.docstrings import write_corpus
+from dedloc_kit.learning.data.sources.stream import Prefetch
+from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.learning.train.computing.compute import Batch, Compute
+from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
-from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.computing.compute import Batch, Compute
-from dedloc_kit.training.computing.device import half_precision
-from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.gradients.gradients import Gradients
 
 _ROW = "{:10}{:>14}{:>14}{:>8}"
 _READY = 8

@@ -17,6 +17,9 @@ from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
+from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.train.computing.devices import Loss
+from dedloc_kit.learning.train.computing.microbatch import samples_in
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.config import RunConfig
@@ -24,9 +27,6 @@ from dedloc_kit.steering.settled import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form
-from dedloc_kit.tasks import Batch
-from dedloc_kit.training.computing.devices import Loss
-from dedloc_kit.training.computing.microbatch import samples_in
 
 FOLLOW_SECONDS = 1.0
 """Between two looks at who may take part."""

@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dedloc_kit.data.sources.shards import Warn
-from dedloc_kit.data.sources.stream import in_order, mixture, texts
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.stream import in_order, mixture, texts
+from dedloc_kit.learning.task import Batch
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 
 END, VOCABULARY = 0, 256  # no text holds a zero byte, so it may end each document
@@ -40,7 +40,7 @@ class BytesOptions(Section):
 
 
 class Bytes:
-    """The task `bytes`; see `dedloc_kit.tasks.Task` for what each method promises."""
+    """The task `bytes`; see `dedloc_kit.learning.task.Task` for what each method promises."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run

@@ -13,6 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.tasks.causal import Causal
+from dedloc_kit.learning.train.computing.recomputing import Again
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.roles import volunteer
 from dedloc_kit.swarm.audits.known_answer import Trial
@@ -27,9 +30,6 @@ from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
-from dedloc_kit.tasks import Batch
-from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.training.computing.recomputing import Again
 
 CHEAT = os.environ.get("CHEAT", "")
 

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
@@ -31,8 +33,6 @@ from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.state.state import TrainingState
 
 
 def inject(fault: str) -> None:

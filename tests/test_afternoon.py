@@ -16,8 +16,8 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
-from dedloc_kit.data.docstrings import write_corpus
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.learning.data.docstrings import write_corpus
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.session.session import Session
 from tests import commands

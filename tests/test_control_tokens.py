@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.data.pictures.captioned import CaptionedFile
-from dedloc_kit.data.text.plain import PlainTokenizer
-from dedloc_kit.data.text.tokens import DocumentTokenizer
-from dedloc_kit.data.tokenizers.bare import BareTokenizer
-from dedloc_kit.data.tokenizers.fertility import fertility
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.evaluation.classification import Classification
-from dedloc_kit.evaluation.dataset import Example
-from dedloc_kit.evaluation.likelihood import causal_queries, masked_queries
-from dedloc_kit.evaluation.ner import Ner
-from dedloc_kit.picture_model.encoding import Encoder
-from tests.data.texts import BENGALI
+from dedloc_kit.learning.data.pictures.captioned import CaptionedFile
+from dedloc_kit.learning.data.text.plain import PlainTokenizer
+from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
+from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.data.tokenizers.fertility import fertility
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.learning.evaluate.classification import Classification
+from dedloc_kit.learning.evaluate.dataset import Example
+from dedloc_kit.learning.evaluate.likelihood import causal_queries, masked_queries
+from dedloc_kit.learning.evaluate.ner import Ner
+from dedloc_kit.learning.models.picture_model.encoding import Encoder
+from tests.learning.data.texts import BENGALI
 
 SEEN = [*BENGALI, "Rivers [MASK] and seas <|endoftext|> [SEP] <s> </s> <mask>. A bank! <|padding|> [CLS] [PAD] [UNK]"]
 TOOL = "<tool>"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Evaluated, Peers, Warned
-from dedloc_kit.training.state.checkpoint import Checkpoints
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from tests.hang import HANG
 from tests.swarm.harness import Swarm, wait_until
 from tests.tiny import tiny_run

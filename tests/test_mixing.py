@@ -13,12 +13,12 @@ from torch import Tensor
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
 from dedloc_kit.experts.calls import ExpertName, Experts, Microbatch, current_microbatch
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.mixing import HostNews, Mixing
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import create_task
-from dedloc_kit.training.state.checkpoint import Checkpoints
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import TOKENS, mixed_run
 

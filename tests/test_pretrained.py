@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 import dedloc_kit
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.inference.model import tokenizer_of
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.learning.evaluate.pretrained import Pretrained, as_folder
+from dedloc_kit.learning.models.families import DECODERS
 from dedloc_kit.pretrained import load_pretrained
 from dedloc_kit.serving.config import ModelVersion
-from dedloc_kit.tasks.text.architecture import DECODERS
 from tests.loopback_hub import LoopbackHub, loopback_hub
 
 PACKAGE = Path(dedloc_kit.__file__).parent

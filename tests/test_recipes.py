@@ -11,23 +11,23 @@ import torch
 
 from benchmarks import continuing
 from benchmarks.lib.mixture import PlainLoop
-from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, write_code_shards
-from dedloc_kit.data.tokenizers.bare import BareTokenizer
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.experts.bank import names_of
 from dedloc_kit.experts.network import Network
+from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
+from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.models.families import DECODERS, ENCODERS
+from dedloc_kit.learning.models.parts import Part
+from dedloc_kit.learning.task import create_task, first_model
+from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
+from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
+from dedloc_kit.learning.tasks.text.common import parse_options
+from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.task import Source
-from dedloc_kit.tasks import create_task, first_model
-from dedloc_kit.tasks.drawing.options import TextToImageOptions
-from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
-from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS
-from dedloc_kit.tasks.text.common import parse_options
-from dedloc_kit.tasks.text.parts import Part
-from dedloc_kit.training.optimizers.build import build_optimizer
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
 TEXT = "the river runs to the sea, and it runs by day and by night. " * 4

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.events import Left, Peers, StepDone, Warned
+from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.learning.train.state.state import RATE, REWOUND
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.training.state import checkpoint
-from dedloc_kit.training.state.state import RATE, REWOUND
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
 from tests.tiny import tiny_run
 

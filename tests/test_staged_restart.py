@@ -9,11 +9,11 @@ from safetensors.torch import load as load_bytes
 from torch import Tensor
 
 from dedloc_kit.events import Left, State, StepDone
+from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.learning.train.state.state import DECAY_START, RATE, REWOUND
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.training.state import checkpoint
-from dedloc_kit.training.state.state import DECAY_START, RATE, REWOUND
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until
 from tests.tiny import tiny_run

@@ -144,8 +144,8 @@ def _tell_what_is_added(folder: Path) -> None:
 
 def plain_loop(run: RunConfig, batches: Sequence[Sequence[dict[str, Tensor]]]) -> dict[str, Tensor]:
     """The parameters that one process has after these global steps, by their names in the whole model."""
-    from dedloc_kit.training.optimizers.build import build_optimizer
-    from dedloc_kit.training.schedule import learning_rate
+    from dedloc_kit.learning.train.optim.build import build_optimizer
+    from dedloc_kit.learning.train.schedule import learning_rate
 
     task = TinyStages(run)
     model = task.build_model()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.tasks.encoder import Encoder
+from dedloc_kit.learning.tasks.causal import Causal
+from dedloc_kit.learning.tasks.encoder import Encoder
 from tests.tiny import wait_for_start
 
 

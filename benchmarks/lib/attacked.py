@@ -16,6 +16,7 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read_part
 from dedloc_kit.swarm.averaging.encoding.compression import LARGEST, ChunkCompression
@@ -25,7 +26,6 @@ from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.trust.weight import Weigh, claims_in
-from dedloc_kit.training.flat import FlatLayout
 
 RUN = "attacks-0123456789abcdef"
 REDUCERS = 4

@@ -27,6 +27,7 @@ from torch import Tensor, distributed
 from benchmarks.lib.baseline import Role, play
 from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
@@ -35,7 +36,6 @@ from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
-from dedloc_kit.training.flat import FlatLayout
 
 HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
     "none": NoCompression,

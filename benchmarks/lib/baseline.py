@@ -22,12 +22,12 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
-from dedloc_kit.data.sources.stream import Prefetch
+from dedloc_kit.learning.data.sources.stream import Prefetch
+from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.schedule import learning_rate
 
 _LEAVE_SECONDS = 10.0
 

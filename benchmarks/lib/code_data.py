@@ -19,21 +19,21 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from dedloc_kit.data.pictures.captioned import PictureSource, captioned
-from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, read_code_shard
-from dedloc_kit.data.pictures.images import each_decoded
-from dedloc_kit.data.sources.shards import find_shards
-from dedloc_kit.data.sources.stream import in_order
-from dedloc_kit.data.text.tokens import vocabulary_hash
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
+from dedloc_kit.learning.data.pictures.captioned import PictureSource, captioned
+from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, read_code_shard
+from dedloc_kit.learning.data.pictures.images import each_decoded
+from dedloc_kit.learning.data.sources.shards import find_shards
+from dedloc_kit.learning.data.sources.stream import in_order
+from dedloc_kit.learning.data.text.tokens import vocabulary_hash
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+from dedloc_kit.learning.models.picture_model import load_picture_model
+from dedloc_kit.learning.models.picture_model.autoencoder import Autoencoder
+from dedloc_kit.learning.models.picture_model.encoding import Encoder
+from dedloc_kit.learning.models.picture_model.files import completed, pictures_of
+from dedloc_kit.learning.models.picture_model.loading import save
+from dedloc_kit.learning.models.picture_model.settings import Images
+from dedloc_kit.learning.models.picture_model.training import architecture_of
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
-from dedloc_kit.picture_model import load_picture_model
-from dedloc_kit.picture_model.autoencoder import Autoencoder
-from dedloc_kit.picture_model.encoding import Encoder
-from dedloc_kit.picture_model.files import completed, pictures_of
-from dedloc_kit.picture_model.loading import save
-from dedloc_kit.picture_model.settings import Images
-from dedloc_kit.picture_model.training import architecture_of
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source

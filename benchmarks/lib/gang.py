@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.hostile_peers import DELAY, Attack, Sight
+from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.tasks.in_blocks import origin_of
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.tasks import Batch
-from dedloc_kit.tasks.in_blocks import origin_of
 
 
 class Gang:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dedloc_kit.tasks import Batch
+from dedloc_kit.learning.task import Batch
 
 DELAY = 50
 EVERY = 10

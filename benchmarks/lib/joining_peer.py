@@ -23,15 +23,15 @@ from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.bucket.contents import Index, Stored
 from dedloc_kit.bucket.reading import Bucket
 from dedloc_kit.bucket.writing import LocalFolder, digest_of, put_whole
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.optim.lamb8bit import Lamb8Bit
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.contents import StateLayout, shared_bytes
 from dedloc_kit.swarm.transfer.service import StateSource
-from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
 
 _RUN = "joining"
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from benchmarks.lib.task import Device, simulated_run, wait_for_start
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
+from dedloc_kit.learning.task import Mixed
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import Mixed
 
 NOWHERE = {"dataset": "none/none"}
 """Data that the run names and nobody reads."""

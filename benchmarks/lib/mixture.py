@@ -7,12 +7,12 @@ import torch
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Microbatch, counting
 from dedloc_kit.experts.mixture import connect
+from dedloc_kit.learning.task import Batch, Task
+from dedloc_kit.learning.train.computing.compute import loss_scaled
+from dedloc_kit.learning.train.computing.microbatch import samples_in
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.tasks import Batch, Task
-from dedloc_kit.training.computing.compute import loss_scaled
-from dedloc_kit.training.computing.microbatch import samples_in
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.schedule import learning_rate
 
 
 class PlainLoop:

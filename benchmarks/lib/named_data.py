@@ -3,12 +3,12 @@
 from functools import lru_cache
 from itertools import islice
 
+from dedloc_kit.learning.task import Batch, Task
+from dedloc_kit.learning.tasks.in_blocks import Origin, origin_of
+from dedloc_kit.learning.tasks.mixtures import in_blocks
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.tasks import Batch, Task
-from dedloc_kit.tasks.in_blocks import Origin, origin_of
-from dedloc_kit.tasks.mixtures import in_blocks
 
 
 class NamedData:

@@ -12,14 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.data.docstrings import write_corpus
-from dedloc_kit.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.docstrings import write_corpus
+from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.pretokenize import prepare_shards, sources_toml
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
-from dedloc_kit.tasks.causal import Causal
 
 _ROW = "{:12}{:>14}{:>26}{:>10}"
 
@@ -58,7 +58,7 @@ def packed(options: argparse.Namespace) -> int:
         ratios = {
             "ratio": speed["from text"] / speed["usual"],
             "ratio_pretokenized": speed["from tokens"] / speed["usual"],
-            "padding": 0.0,  # every token of a pack is one of a document, see tests/data/samples/test_packing.py
+            "padding": 0.0,  # every token of a pack is one of a document, see tests/learning/data/test_packing.py
         }
         options.json.write_text(json.dumps({**ratios, "tokens_per_second": rates}) + "\n")
     return 0

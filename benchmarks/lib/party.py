@@ -15,6 +15,7 @@ import torch
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
@@ -28,7 +29,6 @@ from dedloc_kit.swarm.averaging.reduction.reducer import MeanReducer, Reducer
 from dedloc_kit.swarm.averaging.streams.link import Link, Message
 from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.training.flat import FlatLayout
 
 MakeReducer = Callable[[Sequence[Tensor]], Reducer]
 GROUP = "ab" * 20

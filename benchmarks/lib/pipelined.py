@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Batch, Divisible, StageTask
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.swarm.remote import activations
-from dedloc_kit.tasks import Batch, Divisible, StageTask
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.schedule import learning_rate
 
 LAYERS, STAGES = 6, 3
 MICROBATCH, MICROBATCHES = 8, 4

@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.learner import Learner
+from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.run.optimizer import OptimizerConfig
@@ -24,9 +27,6 @@ from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
-from dedloc_kit.tasks import Batch, create_task
-from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.optimizers.outer import NesterovSGD
 
 
 @dataclass(frozen=True)

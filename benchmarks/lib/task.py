@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks.albert import Albert
 
 _POLL_SECONDS = 0.01
 SPREAD = 1_000_003

@@ -28,7 +28,7 @@ def run_of(options: argparse.Namespace) -> RunConfig:
     """The run that the options of `add_run` name, with the hash of its picture model if it has one."""
     run = load_run(options.run, options.overrides)
     if "pictures" in run.task.options:
-        from dedloc_kit.picture_model.files import completed
+        from dedloc_kit.learning.models.picture_model.files import completed
 
         run = completed(run)
     return run

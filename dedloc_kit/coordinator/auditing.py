@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
+from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.records.steps import Contribution, GlobalStep
@@ -35,7 +36,6 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.standing import Standing, signed
 from dedloc_kit.swarm.trust.weight import weighing
-from dedloc_kit.training.computing.recomputing import on_cpu
 
 MAX_STEPS_AGO = SPARED_STEPS // 2
 """Of what convicts: while it may be shown, nobody is convicted by it a second time."""

@@ -26,6 +26,8 @@ from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.train.computing.device import pick_devices, usable_devices
+from dedloc_kit.learning.train.state.checkpoint import load
 from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.mixing import HostNews, hosting
@@ -45,8 +47,6 @@ from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.swarm.transfer.addressed import Find
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.computing.device import pick_devices, usable_devices
-from dedloc_kit.training.state.checkpoint import load
 
 if TYPE_CHECKING:
     from dedloc_kit.coordinator.releasing import Releasing

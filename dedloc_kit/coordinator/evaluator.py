@@ -17,16 +17,16 @@ from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.task import Task
+from dedloc_kit.learning.tasks.measuring import training_loss
+from dedloc_kit.learning.train.computing.device import free_cached
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.steering.divergence import Divergence, far_above
-from dedloc_kit.tasks import Task
-from dedloc_kit.tasks.measuring import training_loss
-from dedloc_kit.training.computing.device import free_cached
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import Position, TrainingState
 
 Measured = Evaluation | tuple[float, float]
 """On held-out data; without any the loss on data to train on, and that of the untrained model."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.task import Mixed, Task
+from dedloc_kit.learning.train.state.checkpoint import save
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.tasks import Mixed, Task
-from dedloc_kit.training.state.checkpoint import save
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import TrainingState
 
 _log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from dedloc_kit.learning.task import Batch, MeasuredInParts
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.tasks import Batch, MeasuredInParts
 
 
 def evaluated_in_parts(

@@ -18,6 +18,8 @@ from dedloc_kit.access.guests import ADMITTED_FILE, BOOK_FILE
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE, key_id
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found
+from dedloc_kit.learning.train.state.ruined import RUINED_FILE
 from dedloc_kit.ledger.rescuing import opened
 from dedloc_kit.machine.private import make_private, write_private
 from dedloc_kit.memory import MEMORY_FILE, own_id
@@ -26,8 +28,6 @@ from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.steering.orders import ORDERS_FILE
-from dedloc_kit.training.state.checkpoint import Checkpoints, Found
-from dedloc_kit.training.state.ruined import RUINED_FILE
 
 LEDGER_FILE = "ledger.sqlite"
 COPY_FILE = "ledger-copy.sqlite"

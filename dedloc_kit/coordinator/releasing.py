@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dedloc_kit.blocks.served import read_model
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.task import Exportable, Task
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
@@ -25,7 +26,6 @@ from dedloc_kit.swarm.serving.layers.releases import Releases
 from dedloc_kit.swarm.serving.layers.versions import contents
 from dedloc_kit.swarm.serving.layers.weights import ModelContents
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.tasks import Exportable, Task
 
 LOOK_SECONDS, REPEAT_SECONDS = 2.0, 60.0
 """Between two looks whether a version is due, and two times that the same is said."""

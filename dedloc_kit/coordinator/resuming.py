@@ -6,15 +6,15 @@ import tempfile
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.task import Continuing, Task
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, find
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import NOTHING_ORDERED, TrainingState
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.tasks import Continuing, Task
-from dedloc_kit.training.state.checkpoint import Checkpoints, Found, find
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import NOTHING_ORDERED, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 

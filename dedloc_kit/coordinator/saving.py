@@ -8,11 +8,11 @@ from dedloc_kit.coordinator.lasting import LastingRecord, Outage
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.train.state.checkpoint import Found
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.mixing import PAUSES
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.training.state.checkpoint import Found
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import TrainingState
 
 
 class Saving:

@@ -16,13 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
+from dedloc_kit.learning.task import Batch, Divisible, StageTask
+from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.tasks import Batch, Divisible, StageTask
-from dedloc_kit.training.computing.compute import Compute
-from dedloc_kit.training.computing.device import half_precision
-from dedloc_kit.training.flat import FlatLayout
 
 _SHORT = 64
 """Tokens of a sample with which every stage is tried first, and alone where a whole one would take longer than: """

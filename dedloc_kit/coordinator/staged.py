@@ -13,6 +13,12 @@ from functools import partial
 from dedloc_kit.coordinator.in_parts import evaluated_in_parts
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
+from dedloc_kit.learning.task import Divisible, MeasuredInParts, StageTask
+from dedloc_kit.learning.train.flat import Room
+from dedloc_kit.learning.train.state.checkpoint import Found
+from dedloc_kit.learning.train.state.rooms import Rooms
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Taken, recall
 from dedloc_kit.records.evaluation import Evaluation
@@ -32,12 +38,6 @@ from dedloc_kit.swarm.pipeline.measuring import NotMeasured, Swarming, measuring
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.rounds.together import Together
-from dedloc_kit.tasks import Divisible, MeasuredInParts, StageTask
-from dedloc_kit.training.flat import Room
-from dedloc_kit.training.state.checkpoint import Found
-from dedloc_kit.training.state.rooms import Rooms
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import Position
 
 KEPT_STEPS = 64
 """That some stages have taken and others have not told of."""

@@ -3,10 +3,10 @@
 import logging
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.task import Continuing, Task
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import public_name
-from dedloc_kit.tasks import Continuing, Task
 
 _log = logging.getLogger(__name__)
 

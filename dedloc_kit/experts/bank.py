@@ -16,11 +16,11 @@ from dedloc_kit.experts.kept import Kept
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.usual import Usual
+from dedloc_kit.learning.train.flat import Room
+from dedloc_kit.learning.train.state.checkpoint import is_finite
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.flat import Room
-from dedloc_kit.training.state.checkpoint import is_finite
 
 KEPT_SECONDS = 120.0
 """A backward call that has not come by then does not come."""

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
+from dedloc_kit.learning.train.flat import FlatLayout, Room, placed_together
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.optim.portable import norm
+from dedloc_kit.learning.train.state.checkpoint import is_finite
 from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.training.flat import FlatLayout, Room, placed_together
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.optimizers.portable import norm
-from dedloc_kit.training.state.checkpoint import is_finite
 
 AHEAD = 1
 """Global steps beyond the next one that gradients may be for: a trainer hears of a step before a host does."""

@@ -14,11 +14,11 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.expert import Sum
 from dedloc_kit.experts.refused import Refused
+from dedloc_kit.learning.train.computing.device import out_of_memory
+from dedloc_kit.learning.train.flat import placed
+from dedloc_kit.learning.train.state.rooms import give_back_large
+from dedloc_kit.learning.train.state.sketch import TOLERANCE
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training.computing.device import out_of_memory
-from dedloc_kit.training.flat import placed
-from dedloc_kit.training.state.rooms import give_back_large
-from dedloc_kit.training.state.sketch import TOLERANCE
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from dedloc_kit.experts.calls import Cell, Experts
 from dedloc_kit.experts.gate import Gate, choose, imbalance
+from dedloc_kit.learning.train.computing.compute import loss_scale
 from dedloc_kit.run.parts import ExpertsConfig
-from dedloc_kit.training.computing.compute import loss_scale
 
 
 class _Link:

@@ -18,14 +18,14 @@ from dedloc_kit.experts.mixture import connect_alone
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.stored import Stored
+from dedloc_kit.learning.train.flat import Room, shared_zeros
+from dedloc_kit.learning.train.state.checkpoint import Found
+from dedloc_kit.learning.train.state.rooms import give_back_large
+from dedloc_kit.learning.train.state.state import Position, SharedOptimizer, TrainingState
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
-from dedloc_kit.training.flat import Room, shared_zeros
-from dedloc_kit.training.state.checkpoint import Found
-from dedloc_kit.training.state.rooms import give_back_large
-from dedloc_kit.training.state.state import Position, SharedOptimizer, TrainingState
 
 SETTLED_SECONDS = 10.0
 """So long after the trunk at the latest the experts have taken a step, if anybody knows of how many samples."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import State
+from dedloc_kit.learning.train.state.checkpoint import load, save
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.training.state.checkpoint import load, save
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from dedloc_kit.data.text.plain import PlainTokenizer
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.text.plain import PlainTokenizer
 
 _PRIVATE_USE = range(0xF0000, 0x10FFFE)
 

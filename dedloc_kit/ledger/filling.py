@@ -31,7 +31,7 @@ from dedloc_kit.run.section import PLAIN_TEXT
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dedloc_kit.data.sources.pages import Parquet
+    from dedloc_kit.learning.data.sources.pages import Parquet
 
 MEMORY = 2**29
 """Bytes for everything that is unpacked."""
@@ -196,7 +196,7 @@ def _check_pictures(batch: "pa.RecordBatch") -> None:
 
 def _opened(path: Path) -> "Parquet":
     """The file, unless it would take more memory or time than a ledger does."""
-    from dedloc_kit.data.sources.pages import Parquet
+    from dedloc_kit.learning.data.sources.pages import Parquet
 
     if path.stat().st_size > MAX_LEDGER_BYTES:
         raise ValueError("is too large")
@@ -235,7 +235,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    from dedloc_kit.data.sources import pages  # noqa: F401 (its libraries come before the limit)
+    from dedloc_kit.learning.data.sources import pages  # noqa: F401 (its libraries come before the limit)
 
     confine()
     try:

@@ -7,19 +7,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dedloc_kit.data.folder import new_folder
-from dedloc_kit.data.pictures.captioned import CaptionedFile, captioned
-from dedloc_kit.data.pictures.codes import PictureCodes, write_code_shards
-from dedloc_kit.data.pictures.images import Pixels, each_decoded
-from dedloc_kit.data.sources.shards import Warn
-from dedloc_kit.data.sources.stream import in_order, mixture
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.learning.data.folder import new_folder
+from dedloc_kit.learning.data.pictures.captioned import CaptionedFile, captioned
+from dedloc_kit.learning.data.pictures.codes import PictureCodes, write_code_shards
+from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
+from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.models.picture_model import load_picture_model
+from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
+from dedloc_kit.learning.models.picture_model.settings import Images
 from dedloc_kit.organizer.images_display import EncodingDisplay, PictureTrainingDisplay
 from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
-from dedloc_kit.picture_model import load_picture_model
-from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
-from dedloc_kit.picture_model.settings import Images
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 
@@ -31,7 +31,7 @@ _MEASURED_PIXELS, _FEWEST, _MOST = 2**21, 32, 512
 
 def device_for(choice: Literal["auto", "cpu", "cuda"], threads: int) -> str:
     """What the picture model is to compute with; raises UserError if that is not there."""
-    from dedloc_kit.training.computing.device import pick_device, set_threads
+    from dedloc_kit.learning.train.computing.device import pick_device, set_threads
 
     set_threads(threads)
     return str(pick_device(choice))
@@ -42,7 +42,7 @@ def prepare_pictures(run: RunConfig, images: Images, device: str = "cpu") -> Run
 
     Returns the run with the SHA-256 of the model. Raises UserError, and leaves nothing behind, if that cannot be.
     """
-    from dedloc_kit.picture_model.training import quality
+    from dedloc_kit.learning.models.picture_model.training import quality
 
     pictures = pictures_of(run)
     with PictureTrainingDisplay(images.training.steps) as display:
@@ -75,8 +75,8 @@ def _train(
     display: PictureTrainingDisplay,
     device: str,
 ) -> None:
-    from dedloc_kit.picture_model.loading import save
-    from dedloc_kit.picture_model.training import architecture_of, check_use, train
+    from dedloc_kit.learning.models.picture_model.loading import save
+    from dedloc_kit.learning.models.picture_model.training import architecture_of, check_use, train
 
     architecture = architecture_of(pictures, images.training)
     with new_folder(Path(pictures.model)) as temporary:
@@ -93,9 +93,9 @@ def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: st
     Each source is read in the order of its files, once for either. Raises UserError, and leaves nothing behind, if the
     folder exists or a shard cannot be read: what is left out here would be missing for all.
     """
-    from dedloc_kit.data.text.tokens import vocabulary_hash
-    from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
-    from dedloc_kit.picture_model.encoding import Encoder
+    from dedloc_kit.learning.data.text.tokens import vocabulary_hash
+    from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+    from dedloc_kit.learning.models.picture_model.encoding import Encoder
 
     pictures, left_out = pictures_of(run), Counter[str]()
     tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))

@@ -12,8 +12,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dedloc_kit.data.pictures.codes import Captioned
 from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.learning.data.pictures.codes import Captioned
 
 _LINES = 10
 

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.prompt import Prompt
 
-from dedloc_kit.data.folder import new_folder
-from dedloc_kit.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.folder import new_folder
+from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.notebook.generate import notebooks_to_be
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
-from dedloc_kit.picture_model.files import completed
+from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.resources import recipe
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
@@ -62,7 +62,7 @@ def _lacking(name: str) -> bool:
 
 def _with_corpus(run: RunConfig, folder: Path) -> RunConfig:
     if not folder.exists():
-        from dedloc_kit.data.docstrings import write_corpus
+        from dedloc_kit.learning.data.docstrings import write_corpus
 
         write_corpus(folder)
     data = {"train": (Source(dataset=str(folder)),), "evaluation": Source(dataset=str(folder), split="test")}
@@ -72,10 +72,15 @@ def _with_corpus(run: RunConfig, folder: Path) -> RunConfig:
 def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
     """Train the tokenizer that the run names, on its training data; returns the folder.
 
-    :param characters: how many to read; default: `dedloc_kit.data.tokenizers.tokenizer.CHARACTERS`
+    :param characters: how many to read; default: `dedloc_kit.learning.data.tokenizers.tokenizer.CHARACTERS`
     """
-    from dedloc_kit.data.sources.stream import documents
-    from dedloc_kit.data.tokenizers.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
+    from dedloc_kit.learning.data.sources.stream import documents
+    from dedloc_kit.learning.data.tokenizers.tokenizer import (
+        CHARACTERS,
+        tokenization_of,
+        train_tokenizer,
+        training_text,
+    )
 
     characters = characters or CHARACTERS
     folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
@@ -107,7 +112,7 @@ def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
     The token is the one that `hf auth login` keeps, or `HF_TOKEN`. Raises UserError if there is none, or the Hub
     refuses or cannot be reached; the folder stays as it is.
     """
-    from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
+    from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 
     load_tokenizer(str(folder))  # nothing but a tokenizer is made public
     try:

@@ -21,11 +21,11 @@ def prepare_shards(run: RunConfig, folder: Path) -> int:
     Each source is read once, in the order of its files. Raises UserError, and leaves nothing behind, if the folder
     exists or a shard cannot be read: what is left out here would be missing for all.
     """
-    from dedloc_kit.data.folder import new_folder
-    from dedloc_kit.data.sources.stream import in_order, texts
-    from dedloc_kit.data.text.token_shards import write_token_shards
-    from dedloc_kit.tasks import create_task
-    from dedloc_kit.tasks.text.common import TextTask
+    from dedloc_kit.learning.data.folder import new_folder
+    from dedloc_kit.learning.data.sources.stream import in_order, texts
+    from dedloc_kit.learning.data.text.token_shards import write_token_shards
+    from dedloc_kit.learning.task import create_task
+    from dedloc_kit.learning.tasks.text.common import TextTask
 
     task = create_task(run)
     if not isinstance(task, TextTask):

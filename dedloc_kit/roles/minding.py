@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from dedloc_kit.data.sources.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
+from dedloc_kit.learning.data.sources.losses import Loss, Losses
 from dedloc_kit.memory import Memory
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Instructions

@@ -16,10 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.coordinator.stage_costs import rows_of, stage_costs
-from dedloc_kit.data.overlap import Fingerprints
-from dedloc_kit.data.sources.shards import Warn
-from dedloc_kit.data.survey import Survey, survey
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, StageCost, State, Warned
 from dedloc_kit.experts.bank import names_of
@@ -27,6 +23,30 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import HubUnavailable, closed
+from dedloc_kit.learning.data.overlap import Fingerprints
+from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.survey import Survey, survey
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+from dedloc_kit.learning.models.init_from import Undescribed
+from dedloc_kit.learning.task import Batch, Checkable, Continuing, Divisible, Task, create_task
+from dedloc_kit.learning.tasks.mixtures import batches_of, run_on
+from dedloc_kit.learning.tasks.text.common import TextTask
+from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.device import (
+    describe_device,
+    half_precision,
+    pick_devices,
+    set_threads,
+    usable_devices,
+)
+from dedloc_kit.learning.train.computing.microbatch import (
+    MAX_SAMPLES,
+    find_microbatch,
+    largest_microbatch,
+    pieces,
+    samples_in,
+)
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import volunteers_read
@@ -34,26 +54,6 @@ from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source, TaskConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.tasks import Batch, Checkable, Continuing, Divisible, Task, create_task
-from dedloc_kit.tasks.mixtures import batches_of, run_on
-from dedloc_kit.tasks.text.common import TextTask
-from dedloc_kit.tasks.text.start import Undescribed
-from dedloc_kit.training.computing.compute import Compute
-from dedloc_kit.training.computing.device import (
-    describe_device,
-    half_precision,
-    pick_devices,
-    set_threads,
-    usable_devices,
-)
-from dedloc_kit.training.computing.microbatch import (
-    MAX_SAMPLES,
-    find_microbatch,
-    largest_microbatch,
-    pieces,
-    samples_in,
-)
-from dedloc_kit.training.flat import FlatLayout
 
 _BATCHES = 4
 """So many are measured: samples are not all alike."""

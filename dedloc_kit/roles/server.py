@@ -17,6 +17,7 @@ from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Served, ServerSeen, State, Warned, telling_loaded
+from dedloc_kit.learning.train.computing.device import describe_device, pick_devices, set_threads
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
@@ -39,7 +40,6 @@ from dedloc_kit.swarm.serving.server.server import SpanService
 from dedloc_kit.swarm.serving.server.sessions import Budget, Held, room_for
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.training.computing.device import describe_device, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
 BALANCE_SECONDS = 10.0

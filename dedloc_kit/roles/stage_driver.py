@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
+from dedloc_kit.learning.tasks.mixtures import Mixtures
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
@@ -26,7 +27,6 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive
 from dedloc_kit.swarm.pipeline.member import PipelineMember
-from dedloc_kit.tasks.mixtures import Mixtures
 
 LOOK_SECONDS = 0.05
 FLUSH_SECONDS = 10.0

@@ -12,6 +12,10 @@ from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
+from dedloc_kit.learning.task import Divisible, StageTask, create_task
+from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
@@ -30,10 +34,6 @@ from dedloc_kit.swarm.pipeline.member import PipelineMember
 from dedloc_kit.swarm.pipeline.moving import STATE_BYTES, Mover, Moving
 from dedloc_kit.swarm.pipeline.placing import Newcomer
 from dedloc_kit.swarm.rounds.optimizer import Caller
-from dedloc_kit.tasks import Divisible, StageTask, create_task
-from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.computing.devices import Computed
-from dedloc_kit.training.state.checkpoint import save
 
 TURN_SECONDS = 0.05
 """For which a call is waited for before something else may be due."""

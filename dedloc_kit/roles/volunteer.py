@@ -12,6 +12,11 @@ from functools import partial
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
+from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
@@ -30,11 +35,6 @@ from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.pipeline.moving import Mover
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.computing.devices import Caller, Devices
-from dedloc_kit.training.computing.microbatch import largest_microbatch
-from dedloc_kit.training.state.checkpoint import save
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""

@@ -73,7 +73,7 @@ class TaskConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """A module of `dedloc_kit.tasks`, such as `albert`."""
+    """A module of `dedloc_kit.learning.tasks`, such as `albert`."""
     _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "start", "pictures.model")
     _copies: Mapping[str, str] = PrivateAttr(default={})
 

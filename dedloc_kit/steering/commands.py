@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import PEER_ID
 from dedloc_kit.steering.orders import OrderBook, Rewinding
-from dedloc_kit.training.state.ruined import Ruined
 
 _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
 

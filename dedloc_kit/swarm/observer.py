@@ -14,6 +14,7 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
@@ -37,7 +38,6 @@ from dedloc_kit.swarm.transfer.download import head
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.swarm.trust.weight import claims_in, weighing
-from dedloc_kit.training.state.state import START, Position
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0

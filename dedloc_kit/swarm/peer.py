@@ -17,6 +17,19 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.task import Divisible, StageTask, Task, create_task, first_model
+from dedloc_kit.learning.train.computing.device import describe_devices, pick_devices, set_threads, usable_devices
+from dedloc_kit.learning.train.flat import FlatLayout, Room, SharedVector, shared_zeros
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS, Accumulator
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
+from dedloc_kit.learning.train.optim.build import build_optimizer, local_optimizer
+from dedloc_kit.learning.train.optim.outer import NesterovSGD
+from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.learning.train.state.checkpoint import Found
+from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.rooms import zeros_despite_a_full_disk
+from dedloc_kit.learning.train.state.state import Replica, SharedOptimizer, TrainingState
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
@@ -51,19 +64,6 @@ from dedloc_kit.swarm.transfer.addressed import ContentService, Find
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import NoSource, StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
-from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
-from dedloc_kit.training.computing.device import describe_devices, pick_devices, set_threads, usable_devices
-from dedloc_kit.training.flat import FlatLayout, Room, SharedVector, shared_zeros
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS, Accumulator
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.gradients.local_steps import LocalSteps
-from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
-from dedloc_kit.training.optimizers.outer import NesterovSGD
-from dedloc_kit.training.schedule import learning_rate
-from dedloc_kit.training.state.checkpoint import Found
-from dedloc_kit.training.state.no_state import NoState
-from dedloc_kit.training.state.rooms import zeros_despite_a_full_disk
-from dedloc_kit.training.state.state import Replica, SharedOptimizer, TrainingState
 
 DRIVER_LOOK_SECONDS = 1.0
 """Between two looks of who only drives at what the others say of their steps."""

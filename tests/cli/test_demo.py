@@ -11,10 +11,10 @@ import torch
 from pyarrow import parquet
 from torch.distributions import Categorical
 
-from dedloc_kit.data.samples.masking import IGNORED
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.data.masking import IGNORED
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.tasks import create_task
 from tests.commands import dedloc
 from tests.text_runs import WORDS
 

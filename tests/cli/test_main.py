@@ -24,7 +24,7 @@ from tests.tiny import tiny_run
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+    from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("words") / "tokenizer"
     train_tokenizer(iter(["the quick brown fox jumps over the lazy dog. it does so again."] * 20), 60, folder)

@@ -10,6 +10,7 @@ from typing import cast
 
 from dedloc_kit.coordinator.auditing import MAX_STEPS_AGO, Auditing
 from dedloc_kit.events import AnyEvent, Warned
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
@@ -17,7 +18,6 @@ from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.equivocation import Equivocation, EquivocationService
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.training.flat import CHUNK
 from tests.swarm.audits.audited import pledged
 from tests.swarm.audits.test_equivocation import introduction, signer
 from tests.swarm.harness import wait_until

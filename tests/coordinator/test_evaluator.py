@@ -10,12 +10,12 @@ import torch
 from dedloc_kit.coordinator.evaluator import Driven, Evaluator
 from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import StartPoint
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.steering.divergence import EVALUATIONS, STEPS
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dedloc_kit.coordinator.in_parts import evaluated_in_parts
-from dedloc_kit.tasks import Batch, MeasuredInParts, create_task
+from dedloc_kit.learning.task import Batch, MeasuredInParts, create_task
 from tests.text_runs import text_run, write_text
 
 

@@ -20,6 +20,8 @@ from dedloc_kit.coordinator.lasting import (
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, load
+from dedloc_kit.learning.train.state.ruined import RUINED_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.records.evaluation import Evaluation
@@ -27,8 +29,6 @@ from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.training.state.checkpoint import Checkpoints, Found, load
-from dedloc_kit.training.state.ruined import RUINED_FILE
 
 RUN = "tiny-0123456789abcdef"
 

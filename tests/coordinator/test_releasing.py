@@ -13,6 +13,9 @@ import torch
 from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
+from dedloc_kit.learning.task import Usage
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
@@ -20,9 +23,6 @@ from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.serving.layers.versions import contents
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.tasks import Usage
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import TrainingState
 from tests.blocks import tiny
 from tests.swarm.harness import PlainDHT, a_signer, wait_until
 from tests.swarm.serving.layers.test_versions import offer

@@ -11,6 +11,10 @@ import torch
 
 from dedloc_kit.coordinator.resuming import credit, resume
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.machine.logs import Warnings
@@ -19,10 +23,6 @@ from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import checkpoint
-from dedloc_kit.training.state.checkpoint import Checkpoints
-from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

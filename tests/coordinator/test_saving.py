@@ -13,11 +13,11 @@ from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.events import AnyEvent, Evaluated, Warned
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import Take
+from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.training.state.staged import StagedState
 from tests.experts.mixed_states import EXPERT, RUN, TASK, fresh, given_away, hosted, step
 from tests.hang import HANG
-from tests.training.state import test_staged as staged
+from tests.learning.train.state import test_staged as staged
 
 
 class Gathered:

@@ -9,14 +9,14 @@ import pytest
 from dedloc_kit.coordinator.stage_costs import expected_memory
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed
+from dedloc_kit.learning.models.parts import Cut
+from dedloc_kit.learning.models.stage import DecoderStage
+from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import PipelineConfig
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.tasks.text.parts import Cut
-from dedloc_kit.tasks.text.stage import DecoderStage
 from tests.text_runs import text_run, write_text
 
 

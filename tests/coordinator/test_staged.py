@@ -8,10 +8,10 @@ import pytest
 
 from dedloc_kit.coordinator import staged
 from dedloc_kit.coordinator.staged import KEPT_STEPS, StagedBelief, StagedOptimizer, StagedPeer, Steps
+from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.memory import Memory, Taken, recall
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.training.state.state import START, Position
 from tests.swarm.harness import belief, progress
 
 

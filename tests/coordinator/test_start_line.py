@@ -9,9 +9,9 @@ from torch import nn
 
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.task import Continuing, Renewed
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.tasks import Continuing, Renewed
 from tests.tiny import TinyTask, tiny_run
 
 

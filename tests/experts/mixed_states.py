@@ -8,8 +8,8 @@ import torch
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.state import Fetch, MixedState
 from dedloc_kit.experts.stored import Stored
+from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.tiny import WIDTH
 from tests.tiny_mixed import TinyMixed, mixed_run
 

@@ -12,9 +12,9 @@ from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Microbatch, counting
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
-from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 
 NAME = ExpertName(2, 1, 0)

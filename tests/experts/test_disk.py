@@ -16,12 +16,12 @@ from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.mixture import Mixture
 from dedloc_kit.experts.state import MixedState, Take
 from dedloc_kit.experts.stored import Stored
+from dedloc_kit.learning.train.flat import placed_together, zeros_on_disk
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints
+from dedloc_kit.learning.train.state.state import SharedOptimizer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.network.host import _give_back_freed
-from dedloc_kit.training.flat import placed_together, zeros_on_disk
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.checkpoint import Checkpoints
-from dedloc_kit.training.state.state import SharedOptimizer
 from dedloc_kit.worker import KEPT_MEMORY
 from tests.experts.mixed_states import receipt
 from tests.peak import Peak

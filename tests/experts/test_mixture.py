@@ -12,8 +12,8 @@ from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, counting
 from dedloc_kit.experts.mixture import Mixture, connect, imbalance_of
 from dedloc_kit.experts.network import Network
+from dedloc_kit.learning.train.computing.compute import Compute, loss_scaled
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.training.computing.compute import Compute, loss_scaled
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 
 RUN = mixed_run()

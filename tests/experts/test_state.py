@@ -12,7 +12,7 @@ from dedloc_kit.experts import state as module
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import Take
 from dedloc_kit.experts.stored import Stored
-from dedloc_kit.training.state.checkpoint import Checkpoints
+from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from tests.experts.mixed_states import (
     EXPERT,
     RUN,

@@ -11,7 +11,7 @@ from dedloc_kit.experts import stored as module
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import State
 from dedloc_kit.experts.stored import Stored
-from dedloc_kit.training.state.checkpoint import load
+from dedloc_kit.learning.train.state.checkpoint import load
 
 ONE, OTHER = ExpertName(0, 1, 2), ExpertName(3, 0, 0)
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.prompts import PromptTokenizer
-from tests.data.texts import BENGALI
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from tests.learning.data.texts import BENGALI
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -10,10 +10,10 @@ from huggingface_hub.utils._http import default_client_factory
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.main import main
 from dedloc_kit.client import fetch_invitation
-from dedloc_kit.data.sources.hub_files import commit_of
-from dedloc_kit.data.sources.patience import be_patient
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import Repository, model_files
+from dedloc_kit.learning.data.sources.hub_files import commit_of
+from dedloc_kit.learning.data.sources.patience import be_patient
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.hidden_characters import unseen, why_no_token
 from dedloc_kit.run.loading import load_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.client import fetch_people
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run.config import RunConfig

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dedloc_kit.data.docstrings import write_corpus
+from dedloc_kit.learning.data.docstrings import write_corpus
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.text_to_image import TextToImage
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.text_to_image import TextToImage
-from tests.evaluation.language import write_causal
+from tests.learning.evaluate.language import write_causal
+from tests.learning.tasks.text_to_image_run import run_of, write_codes, write_picture_model
 from tests.notebooks import execute, valid
 from tests.served import ServedModel
 from tests.swarm.harness import processes_with
-from tests.tasks.text_to_image_run import run_of, write_codes, write_picture_model
 
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 240

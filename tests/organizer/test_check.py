@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import GoingOn, Rehearsed
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.check import check_mixture, compare_tokenizers, describe, describe_prediction
 from dedloc_kit.organizer.prediction import Prediction
 from dedloc_kit.run.task import Source

@@ -7,9 +7,9 @@ import huggingface_hub
 import pytest
 
 from dedloc_kit.cli import main as cli
-from dedloc_kit.data import docstrings
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data import docstrings
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.organizer import prepare
 from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_demo, prepare_tokenizer, push_tokenizer
 from dedloc_kit.run.config import RunConfig

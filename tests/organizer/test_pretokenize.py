@@ -8,12 +8,12 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.pretokenize import prepare_shards, push_shards, sources_toml
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
-from dedloc_kit.tasks import create_task
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 MODEL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

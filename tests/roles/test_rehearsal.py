@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.data.sources import blocks
-from dedloc_kit.data.sources.shards import Shard, Warn, count_rows
-from dedloc_kit.data.survey import ROWS
-from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
+from dedloc_kit.learning.data.sources import blocks
+from dedloc_kit.learning.data.sources.shards import Shard, Warn, count_rows
+from dedloc_kit.learning.data.survey import ROWS
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+from dedloc_kit.learning.tasks.mixtures import run_on
 from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
@@ -23,12 +24,11 @@ from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.tasks.mixtures import run_on
-from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.learning.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.learning.tasks.swav_run import run_of as swav_run
+from tests.learning.tasks.text_to_image_run import TINY, run_of, write_codes
 from tests.loopback_hub import loopback_hub
 from tests.pictures import striped
-from tests.tasks.swav_run import run_of as swav_run
-from tests.tasks.text_to_image_run import TINY, run_of, write_codes
 from tests.text_runs import text_run, write_text
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"

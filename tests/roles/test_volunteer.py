@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
-from dedloc_kit.tasks import create_task
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
+from tests.learning.tasks.bytes_run import run_of
 from tests.swarm.harness import Peer, Swarm
-from tests.tasks.bytes_run import run_of
 from tests.text_runs import text_run, write_text
 from tests.tiny import tiny_run
 

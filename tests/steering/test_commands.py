@@ -9,6 +9,7 @@ import pytest
 from dedloc_kit.client import fetch_state
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Left, PeerSeen, State
+from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.memory import SwarmMemory, remember
@@ -17,7 +18,6 @@ from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts
 from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, rewind
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
-from dedloc_kit.training.state.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
 from tests import commands
 from tests.invitations import invited

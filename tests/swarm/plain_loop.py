@@ -2,11 +2,11 @@
 
 import torch
 
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.tasks import create_task
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dedloc_kit.events import Evaluated, Left, LocalProgress, StepDone, Warned
-from dedloc_kit.training.state.checkpoint import load
+from dedloc_kit.learning.train.state.checkpoint import load
 from tests.swarm.harness import Swarm, assert_ledger_sums, difference, processes_of, wait_until
 from tests.tiny import tiny_run
 

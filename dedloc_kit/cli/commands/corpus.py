@@ -14,6 +14,6 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.data.docstrings import write_corpus
+    from dedloc_kit.learning.data.docstrings import write_corpus
 
     Console(highlight=False).print(f"the corpus is in {write_corpus(options.folder)}")

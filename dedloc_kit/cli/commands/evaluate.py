@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dedloc_kit.cli.options import Commands, add_device, positive, run_of
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
+from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
 from dedloc_kit.run.section import Section
 from dedloc_kit.validation import describe
 
@@ -90,11 +90,11 @@ def run(options: argparse.Namespace) -> None:
     common: dict[str, Any] = {"device": options.device, "threads": options.threads, "report": options.json}
     trained = run_of(options) if options.run else None
     if trained is not None:
-        from dedloc_kit.tasks import Probeable, create_task
+        from dedloc_kit.learning.task import Probeable, create_task
 
         task = create_task(trained)
         if isinstance(task, Probeable):
-            from dedloc_kit.evaluation.probe import probe
+            from dedloc_kit.learning.evaluate.probe import probe
 
             if options.against:
                 given["against"] = options.against
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
             return
 
     if options.task in ("text", "pairs") or (options.task is None and options.against):
-        from dedloc_kit.evaluation.side_by_side import side_by_side
+        from dedloc_kit.learning.evaluate.side_by_side import side_by_side
 
         if options.baseline:
             given["baseline"] = True
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> None:
         side_by_side(options.checkpoint, fitting, trained, options.against, **common)
         return
 
-    from dedloc_kit.evaluation.evaluate import evaluate
+    from dedloc_kit.learning.evaluate.evaluate import evaluate
 
     tuning = _valid(Settings, given, "is for --task text or pairs; leave it out, or choose one of these")
     evaluate(options.checkpoint, tuning, trained, options.against, baseline=options.baseline, **common)

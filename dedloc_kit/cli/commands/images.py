@@ -29,9 +29,9 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.hub import check_login
+    from dedloc_kit.learning.models.picture_model.files import pictures_of
+    from dedloc_kit.learning.models.picture_model.settings import load_images
     from dedloc_kit.organizer import images
-    from dedloc_kit.picture_model.files import pictures_of
-    from dedloc_kit.picture_model.settings import load_images
 
     run, console = load_run(options.run, options.overrides), Console(highlight=False, markup=False)
     section, beside = load_images(options.run, options.overrides), options.run.resolve().parent

@@ -12,13 +12,13 @@ from dedloc_kit.coordinator.publishing.scores import Report, table
 from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.hub import described
+from dedloc_kit.learning.task import Usage
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import public_name
 from dedloc_kit.run.task import Source
-from dedloc_kit.tasks import Usage
 
 LISTED = 200
 """Contributors beyond these are counted, not listed."""

@@ -18,6 +18,10 @@ from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described
+from dedloc_kit.learning.task import Exportable, Task
+from dedloc_kit.learning.train.state.checkpoint import save
+from dedloc_kit.learning.train.state.staged import StagedState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
@@ -26,10 +30,6 @@ from dedloc_kit.records.state import STATE_FILE, StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.run.places import names_local_files
-from dedloc_kit.tasks import Exportable, Task
-from dedloc_kit.training.state.checkpoint import save
-from dedloc_kit.training.state.staged import StagedState
-from dedloc_kit.training.state.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""

@@ -12,9 +12,9 @@ from dedloc_kit.bucket.writing import Writer, digest_of, put_whole
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.hub import HubUnavailable
+from dedloc_kit.learning.train.flat import zeros_on_disk
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StateLayout, snapshot
-from dedloc_kit.training.flat import zeros_on_disk
-from dedloc_kit.training.state.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while it cannot be written: twice as long each time."""

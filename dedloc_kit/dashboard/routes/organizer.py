@@ -17,13 +17,13 @@ from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
+from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.records.orders import Announcement, AnnouncementText
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
 from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
 from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
-from dedloc_kit.training.state.ruined import Ruined
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
 _MAX_SHOWN = 100

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.trust.pledge import pieces
-from dedloc_kit.training.state.state import TrainingState
 
 _log = logging.getLogger(__name__)
 

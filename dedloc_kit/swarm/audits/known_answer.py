@@ -17,6 +17,8 @@ from contextlib import suppress
 
 import numpy as np
 
+from dedloc_kit.learning.train.computing.recomputing import Again
+from dedloc_kit.learning.train.state.sketch import differ, sketch
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.audit import apart
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
@@ -26,8 +28,6 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
 from dedloc_kit.swarm.trust.pledge import Work, pieces
-from dedloc_kit.training.computing.recomputing import Again
-from dedloc_kit.training.state.sketch import differ, sketch
 
 SAMPLES = 4
 """Of the microbatch, where the run does not say how many belong together."""

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.swarm.audits.questions import Proof, Prove
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, answered, encode
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS
 from dedloc_kit.swarm.trust.pledge import LINE_BYTES, Window, Work
-from dedloc_kit.training.flat import CHUNK
 
 MAX_PART_BYTES = 4 * CHUNK + 4096
 """No encoding takes more than four bytes a value, and what stands beside them."""

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dedloc_kit.learning.train.state.sketch import NUMBERS
 from dedloc_kit.records.record import Count, Digest, PeerId, Record
 from dedloc_kit.swarm.audits.projections import PROJECTIONS
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
-from dedloc_kit.training.state.sketch import NUMBERS
 
 MAX_ASKED = 8
 """Microbatches in one question: about as much as a volunteer computes between two looks at what the swarm has due."""

@@ -4,19 +4,19 @@ import logging
 from contextlib import suppress
 from functools import lru_cache
 
-from dedloc_kit.data.sources.blocks import Unread
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.blocks import Unread
+from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
+from dedloc_kit.learning.tasks.mixtures import in_blocks, of_decay
+from dedloc_kit.learning.train.computing.recomputing import Again, Wanted
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.tasks import Batch, create_task
-from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
-from dedloc_kit.tasks.mixtures import in_blocks, of_decay
-from dedloc_kit.training.computing.recomputing import Again, Wanted
-from dedloc_kit.training.flat import CHUNK
 
 _AUTHORS = 2
 """Of whose data so much is kept open: where it lies, and how many rows its files have."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.records.steps import Absence, Carried
 from dedloc_kit.swarm.averaging.agreement.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
@@ -33,7 +34,6 @@ from dedloc_kit.swarm.averaging.streams.link import Link, Links
 from dedloc_kit.swarm.averaging.streams.messages import Ended, Says, gave_up, say
 from dedloc_kit.swarm.averaging.streams.window import SendWindow
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Stream
-from dedloc_kit.training.flat import CHUNK
 
 MAX_PART_BYTES = 4 * CHUNK + 1024
 JUDGED = 8

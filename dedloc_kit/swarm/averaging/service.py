@@ -20,6 +20,7 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import SharedVector, untouched_zeros, zeros_on_disk
 from dedloc_kit.records.record import Digest, Record
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.config import RunConfig
@@ -47,7 +48,6 @@ from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 from dedloc_kit.swarm.trust.standing import check_standing
 from dedloc_kit.swarm.trust.weight import weighing
-from dedloc_kit.training.flat import SharedVector, untouched_zeros, zeros_on_disk
 
 AVERAGED_ROUNDS = 2
 """Whose averages the organizer keeps in memory."""

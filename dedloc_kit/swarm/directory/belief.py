@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
+from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.memory import Taken
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.training.state.state import START, Position
 
 STEPS_PER_SECOND = 10.0
 """No swarm takes more: each step is gathered for, averaged and told."""

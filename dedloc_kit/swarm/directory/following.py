@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.directory.summaries import Summaries
 from dedloc_kit.swarm.network.kinds import CELLS
-from dedloc_kit.training.state.state import Position
 
 HEARING_SECONDS = 15.0
 """After a step, and after it has come, a peer waits for so long at most to hear of the other rows."""

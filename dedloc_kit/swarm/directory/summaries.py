@@ -18,13 +18,13 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import EPOCH, SUMMARIES
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.state.state import START, Position
 
 SPEAKERS = 3
 """Of each row, at most."""

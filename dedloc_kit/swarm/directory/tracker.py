@@ -15,6 +15,7 @@ from typing import Any
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
@@ -31,7 +32,6 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.state.state import Position
 
 HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""

@@ -23,6 +23,8 @@ from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.expert import AHEAD, Pinned, Sum
 from dedloc_kit.experts.keeping import Given, Gone, Keeping, News, State, Stepped, Tell
 from dedloc_kit.experts.refused import Refused
+from dedloc_kit.learning.train.flat import Room, zeros_like
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.swarm.experts.protocol import MAX_CELLS
 from dedloc_kit.swarm.network.bounds import AtATime, TooMuch
@@ -40,8 +42,6 @@ from dedloc_kit.swarm.remote.tensors import (
     unscaled,
 )
 from dedloc_kit.swarm.transfer.protocol import ALIVE_SECONDS, alive_until
-from dedloc_kit.training.flat import Room, zeros_like
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
 
 MAX_WANTED_BYTES = 80_000
 STREAMS_EACH, STREAMS = 8, 64

@@ -13,6 +13,7 @@ from typing import TypeVar
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
 from dedloc_kit.experts.refused import Refused
+from dedloc_kit.learning.train.computing.device import out_of_memory
 from dedloc_kit.records.record import Digest
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.copies import (
@@ -33,7 +34,6 @@ from dedloc_kit.swarm.experts.placing import Holder
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.listening import Listening
-from dedloc_kit.training.computing.device import out_of_memory
 
 SILENT_SECONDS, MAX_SILENT_SECONDS = 6.0, 20.0
 """For which a keeper that says nothing is still there."""

@@ -17,6 +17,7 @@ from dedloc_kit.experts import refused as experts
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch
 from dedloc_kit.experts.usual import Usual
+from dedloc_kit.learning.train.computing.device import out_of_memory
 from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.load import Load
@@ -28,7 +29,6 @@ from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed, receive_tensor, scaled, send_packed, unscaled
 from dedloc_kit.swarm.remote.turns import Turns
 from dedloc_kit.swarm.transfer.protocol import alive_until
-from dedloc_kit.training.computing.device import out_of_memory
 
 BACKWARD, FORWARD = 0, 1
 """Priorities: the lowest goes first. A backward call gives back the room that its forward call has taken."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.train.computing.device import half_precision, make_current
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut
 from dedloc_kit.swarm.remote.judging import Refusal
-from dedloc_kit.training.computing.device import half_precision, make_current
 
 Half = Callable[[torch.device], torch.dtype | None]
 

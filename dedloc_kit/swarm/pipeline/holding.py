@@ -6,7 +6,7 @@ A sketch is no proof: who has heard another's can say the same. What a peer answ
 import math
 from collections.abc import Mapping, Sequence
 
-from dedloc_kit.training.state.state import SKETCH_TOLERANCE
+from dedloc_kit.learning.train.state.state import SKETCH_TOLERANCE
 
 
 def astray(held: Mapping[str, Sequence[float]], me: str) -> set[str]:

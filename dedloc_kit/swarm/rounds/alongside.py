@@ -11,6 +11,8 @@ from contextlib import suppress
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
@@ -21,8 +23,6 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.protocol import Header
-from dedloc_kit.training.state.no_state import NoState
-from dedloc_kit.training.state.state import Position
 
 DONORS_ASKED = 3
 ANSWER_SECONDS = 10.0

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.flat import SharedVector
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS, Accumulator
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS, Accumulator
-from dedloc_kit.training.state.state import TrainingState
 
 QUIET_SECONDS = 6.0
 """Who computes has told something by then. What the others seem to have computed has been told by then, or is not

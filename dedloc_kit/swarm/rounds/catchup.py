@@ -10,6 +10,7 @@ from hivemind.utils import get_dht_time
 from torch import Tensor
 
 from dedloc_kit.bucket.reading import Bucket
+from dedloc_kit.learning.train.state.state import START, Position, TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
@@ -24,7 +25,6 @@ from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of
 from dedloc_kit.swarm.trust.weight import claimed, claims_in
-from dedloc_kit.training.state.state import START, Position, TrainingState
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0

@@ -5,9 +5,9 @@ import math
 import time
 from collections.abc import Collection
 
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.swarm.directory.belief import BLIND_SECONDS, GONE_SECONDS
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.training.state.state import TrainingState
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ is told as far as it follows them, as the coordinator does.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Absence, AbsentRow, LeftOut
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.training.state.state import TrainingState
 
 NOT_COME: Absence = "did not come"
 NOT_COUNTED: Absence = "was not counted"

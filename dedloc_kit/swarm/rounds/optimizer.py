@@ -18,6 +18,12 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.computing.device import describe_devices
+from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.gradients.accumulator import Accumulator
+from dedloc_kit.learning.train.state.checkpoint import Found
+from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.state import Replica, TrainingState
 from dedloc_kit.records.orders import Decay, Instructions, Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
@@ -34,12 +40,6 @@ from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, glo
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.timing import Idling
 from dedloc_kit.swarm.rounds.together import Together
-from dedloc_kit.training.computing.device import describe_devices
-from dedloc_kit.training.computing.devices import Computed
-from dedloc_kit.training.gradients.accumulator import Accumulator
-from dedloc_kit.training.state.checkpoint import Found
-from dedloc_kit.training.state.no_state import NoState
-from dedloc_kit.training.state.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
 SETTLING_SECONDS = 6.0

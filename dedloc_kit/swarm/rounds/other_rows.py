@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.swarm.averaging.matchmaking.group import Coming, Member, RowCall
 from dedloc_kit.swarm.averaging.matchmaking.grouping import MAX_LEADERS
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.training.state.state import TrainingState
 
 
 class OtherRows:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.gradients.accumulator import Accumulator
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import MAX_LOSS, Contribution, LeftOut
@@ -27,8 +29,6 @@ from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from dedloc_kit.swarm.trust.weight import Counting, claims_in, in_rows
-from dedloc_kit.training.gradients.accumulator import Accumulator
-from dedloc_kit.training.state.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""

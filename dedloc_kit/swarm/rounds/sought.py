@@ -3,12 +3,12 @@
 import time
 from collections.abc import Collection, Iterator, Set
 
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.other_rows import OtherRows
-from dedloc_kit.training.state.state import TrainingState
 
 OPEN_SHARE = 0.5
 """Of the time that is left until the batch is full a group takes in whoever comes; the rest is for it to stand in."""

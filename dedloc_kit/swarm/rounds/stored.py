@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dedloc_kit.bucket.contents import Index, Stored, size_of
 from dedloc_kit.bucket.reading import Bucket, BucketFailed
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.swarm.averaging.encoding.codec import read_part
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer.contents import ExpectedAverage, ExpectedState, RecentAverage, StateLayout, shared_bytes
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.protocol import MAX_METADATA_BYTES, Expected, Header
-from dedloc_kit.training.state.state import Position
 
 FIRST_PAUSE, MAX_PAUSE = 60.0, 600.0
 """Seconds in which it is not asked after it has failed: twice as long each time."""

@@ -15,11 +15,11 @@ from typing import Literal
 
 from torch import Tensor
 
+from dedloc_kit.learning.train.state.sketch import SEED_BYTES, Sketch, differ, read
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.protocol import Header
-from dedloc_kit.training.state.sketch import SEED_BYTES, Sketch, differ, read
 
 MAX_ASKED = 8
 PATIENCE_SECONDS = 20.0

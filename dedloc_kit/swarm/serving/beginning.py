@@ -9,7 +9,9 @@ from pydantic import Field
 
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.learning.evaluate.pretrained import with_tensors
+from dedloc_kit.learning.task import Exportable, create_task
+from dedloc_kit.learning.train.state.checkpoint import find
 from dedloc_kit.machine.home import known_copies
 from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
@@ -17,8 +19,6 @@ from dedloc_kit.records.record import Record
 from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig, ServingConfig, parse_serving
-from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.state.checkpoint import find
 
 
 class Beginning(Record):

@@ -19,12 +19,12 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer.protocol import Header, Request
-from dedloc_kit.training.flat import CHUNK
 
 MAX_PART_BYTES = 4 * CHUNK + 100
 """Of an average."""

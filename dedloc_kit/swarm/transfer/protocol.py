@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
+from dedloc_kit.learning.train.state.sketch import SEED_BYTES
 from dedloc_kit.records.record import Count, Digest, Record
 from dedloc_kit.swarm.network.service import Reader, Stream, decode, encode
-from dedloc_kit.training.state.sketch import SEED_BYTES
 
 BLOCK_BYTES = 2**22
 """What is asked for at a time. Faster donors take more blocks, and at the end nobody waits long for a slow one."""

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import torch
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.learning.train.state.sketch import Sketch, sketch
 from dedloc_kit.swarm.transfer.contents import Content, StateLayout
 from dedloc_kit.swarm.transfer.protocol import Header, Request
-from dedloc_kit.training.state.sketch import Sketch, sketch
 
 SHARE = 0.2
 """Of the time that answers may take, whoever asks."""

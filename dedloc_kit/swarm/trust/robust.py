@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from dedloc_kit.training.optimizers.portable import Floats, norm
+from dedloc_kit.learning.train.optim.portable import Floats, norm
 
 
 def clipped_mean(parts: Sequence[Tensor], weights: Sequence[int], out: Tensor) -> list[float]:

@@ -16,13 +16,13 @@ from dedloc_kit.events import AnyEvent, Pushed
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.tasks import create_task
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state import checkpoint
 from tests.loopback_hub import loopback_hub
 from tests.text_runs import mixed, text_run, write_text
 

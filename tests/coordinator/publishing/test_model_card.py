@@ -6,9 +6,9 @@ from typing import Any
 from huggingface_hub import ModelCard
 
 from dedloc_kit.coordinator.publishing.model_card import LISTED, model_card
+from dedloc_kit.learning.task import Usage
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.tasks import Usage
 from tests.tiny import tiny_run
 
 USAGE = Usage("transformers", "fill-mask", 'fill = pipeline("fill-mask", model="us/model")\n')

@@ -17,6 +17,10 @@ from dedloc_kit.coordinator.publishing import publisher
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import ledger_copy
+from dedloc_kit.learning.task import Usage
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
@@ -26,10 +30,6 @@ from dedloc_kit.records.steps import GlobalStep, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.run.places import names_local_files
-from dedloc_kit.tasks import Usage
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state import checkpoint
-from dedloc_kit.training.state.state import TrainingState
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dedloc_kit.coordinator.publishing.scores import reports, table
-from dedloc_kit.evaluation.settings import LikelihoodSettings
-from dedloc_kit.evaluation.side_by_side import side_by_side
+from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
+from dedloc_kit.learning.evaluate.side_by_side import side_by_side
 from tests.coordinator.publishing.test_model_card import card
-from tests.evaluation.conftest import threads  # noqa: F401
-from tests.evaluation.language import OTHERS, write_causal
+from tests.learning.evaluate.conftest import threads  # noqa: F401
+from tests.learning.evaluate.language import OTHERS, write_causal
 
 
 def test_the_table_of_an_evaluation_in_the_run_s_folder_is_in_the_card(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dedloc_kit.dashboard.routes.organizer import kept_checkpoints
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
+from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.records.evaluation import Evaluation
@@ -23,7 +24,6 @@ from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
-from dedloc_kit.training.state.ruined import Ruined
 from tests.hang import HANG
 from tests.invitations import invited
 

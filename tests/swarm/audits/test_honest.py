@@ -13,6 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.train.computing import devices
+from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.recomputing import on_cpu
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import Replica, TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.optimizer import OptimizerConfig
@@ -35,15 +44,6 @@ from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.weight import claimed
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.computing import devices
-from dedloc_kit.training.computing.devices import Caller, Devices
-from dedloc_kit.training.computing.recomputing import on_cpu
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.text_runs import text_run, write_text
 
 AUDIT_SECONDS = 120.0

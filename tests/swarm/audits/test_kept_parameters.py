@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 

@@ -14,6 +14,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from dedloc_kit.learning.train.computing.recomputing import Again, Part, Wanted, on_cpu
+from dedloc_kit.learning.train.state.sketch import NUMBERS
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.trust import TrustConfig
@@ -25,8 +27,6 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, NoAnswer, encode
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.computing.recomputing import Again, Part, Wanted, on_cpu
-from dedloc_kit.training.state.sketch import NUMBERS
 from tests.hang import HANG
 from tests.swarm.audits.test_recomputing import Volunteer
 from tests.swarm.local_network import LocalNetwork

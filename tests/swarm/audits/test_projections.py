@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
@@ -23,9 +26,6 @@ from dedloc_kit.swarm.audits.projections import (
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
-from dedloc_kit.tasks import Batch, create_task
-from dedloc_kit.training.computing.compute import Compute
-from dedloc_kit.training.flat import FlatLayout
 from tests.text_runs import MODEL, text_run, write_text
 
 MICROBATCHES, SAMPLES = 3, 4

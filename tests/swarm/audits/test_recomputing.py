@@ -12,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.data.sources.blocks import Blocks, Unread
+from dedloc_kit.learning.data.sources.blocks import Blocks, Unread
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.in_blocks import DECAY
+from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.train.computing import devices
+from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.recomputing import on_cpu
+from dedloc_kit.learning.train.flat import CHUNK
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import Replica, TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -22,16 +32,6 @@ from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, differenc
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.in_blocks import DECAY
-from dedloc_kit.tasks.mixtures import Mixtures
-from dedloc_kit.training.computing import devices
-from dedloc_kit.training.computing.devices import Caller, Devices
-from dedloc_kit.training.computing.recomputing import on_cpu
-from dedloc_kit.training.flat import CHUNK
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.text_runs import text_run, write_text
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from hivemind.proto import runtime_pb2
 
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.peer import PeerConfig
@@ -33,7 +34,6 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.flat import FlatLayout
 from tests.swarm.harness import gate_of, open_node, wait_until
 from tests.tiny import tiny_run
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.lib.lines import Lines, SimulatedTime
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -18,7 +19,6 @@ from dedloc_kit.swarm.averaging.reduction.carried import WHOLE, carried
 from dedloc_kit.swarm.averaging.reduction.keeping import DiskFailed, Kept, OnDisk
 from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.streams.window import Meter
-from dedloc_kit.training.flat import FlatLayout
 from tests.swarm.averaging.test_slow_lines import Slow
 
 COORDINATOR, LENDER = 0, 1

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
+from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
@@ -21,7 +22,6 @@ from dedloc_kit.swarm.averaging.reduction.reducing import Reducing
 from dedloc_kit.swarm.averaging.streams import messages
 from dedloc_kit.swarm.averaging.streams.messages import Says, say
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.training.flat import FlatLayout
 
 SIZE, RATE = 60_000, 400_000.0
 PATIENCE = Patience(2.0, 4.0)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import FlatLayout, SharedVector, untouched_zeros
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.kept import Kept
@@ -31,7 +32,6 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.training.flat import FlatLayout, SharedVector, untouched_zeros
 from tests.identities import an_identity
 from tests.tiny import tiny_run
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division, rows_for
@@ -16,7 +17,6 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.trust import weight
-from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
 
 STEP, BATCH, SIGNATURE = 300, 100_000, 358

@@ -2,10 +2,10 @@
 
 import pytest
 
+from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.memory import Taken
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS, STEPS_AT_ONCE, STEPS_PER_SECOND, Belief
-from dedloc_kit.training.state.state import START, Position
 from tests.swarm.harness import belief, progress
 
 NOW = 1000.0

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.swarm.directory import following
 from dedloc_kit.swarm.directory.following import LATE_SECONDS, PROOF_SECONDS, SELDOM_SECONDS
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import AHEAD, EPOCH
-from dedloc_kit.training.state.state import Position
 from tests.swarm.directory.many import BATCH, LIVES, NOW, STEP, Many
 from tests.swarm.harness import RUN_ID, a_signer, belief, progress
 

@@ -10,6 +10,7 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
@@ -19,7 +20,6 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.training.state.state import Position
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
@@ -31,8 +33,6 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666

@@ -15,6 +15,9 @@ from hivemind.compression import serialize_torch_tensor
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor, nn
 
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.sketch import SEED_BYTES, differ, sketch
+from dedloc_kit.learning.train.state.state import START, Position, TrainingState
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
@@ -25,9 +28,6 @@ from dedloc_kit.swarm.transfer.contents import RecentAverage, StateLayout
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header
 from dedloc_kit.swarm.trust.pledge import contribution_kind
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.sketch import SEED_BYTES, differ, sketch
-from dedloc_kit.training.state.state import START, Position, TrainingState
 from tests.identities import an_identity
 from tests.swarm.audits.audited import pledged
 from tests.swarm.harness import belief, progress

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.swarm.audits.equivocation import Equivocation, EquivocationService, Introduced
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
@@ -19,7 +20,6 @@ from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import NoAnswer, Stream, decode, encode
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
-from dedloc_kit.training.flat import SharedVector
 from tests.hang import HANG
 from tests.swarm.audits.test_equivocation import ONE, OTHER, signer
 from tests.swarm.averaging.test_service import Party

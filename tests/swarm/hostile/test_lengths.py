@@ -24,6 +24,7 @@ from dedloc_kit.access.hub_account import whose_token
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
@@ -42,7 +43,6 @@ from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
-from dedloc_kit.training.flat import CHUNK
 from tests.hang import HANG
 from tests.swarm.harness import Swarm, processes_of
 from tests.swarm.network.doubling import Doubling

@@ -9,19 +9,19 @@ import pytest
 from pydantic import ValidationError
 
 from dedloc_kit.cli.options import add_data
-from dedloc_kit.data.sources.hub_files import check_card, check_files, check_loader, commit_of
-from dedloc_kit.data.sources.shards import find_shards, find_splits
-from dedloc_kit.data.tokenizers.bare import BareTokenizer
-from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import described, repository_and_revision
-from dedloc_kit.picture_model.files import find
+from dedloc_kit.learning.data.sources.hub_files import check_card, check_files, check_loader, commit_of
+from dedloc_kit.learning.data.sources.shards import find_shards, find_splits
+from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+from dedloc_kit.learning.models.init_from import Start
+from dedloc_kit.learning.models.picture_model.files import find
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.loading import load_run, parse_run
 from dedloc_kit.run.places import local_copies, names_local_files, with_copies
 from dedloc_kit.run.task import Source
 from dedloc_kit.serving.config import parse_serving
-from dedloc_kit.tasks.text.start import Start
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
 

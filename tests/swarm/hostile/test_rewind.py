@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dedloc_kit.learning.train.state.sketch import differ, sketch
+from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import rewind_in
-from dedloc_kit.training.state.sketch import differ, sketch
-from dedloc_kit.training.state.state import RATE, REWOUND, TrainingState
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID
 from tests.tiny import TinyTask, tiny_run

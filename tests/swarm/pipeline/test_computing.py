@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.learning.train.computing.device import SWITCH_SECONDS
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
 from dedloc_kit.swarm.pipeline.protocol import Call
 from dedloc_kit.swarm.remote.judging import Refusal
-from dedloc_kit.training.computing.device import SWITCH_SECONDS
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, LinearStage, Sums
 
 HIDDEN, GRADIENT = torch.randn(2, ROWS, LENGTH, WIDTH)

@@ -17,6 +17,12 @@ from typing import Any
 
 import torch
 
+from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.flat import SharedVector
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.learning.train.state.state import Replica, TrainingState
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -35,12 +41,6 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
-from dedloc_kit.training.computing.devices import Computed
-from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.schedule import learning_rate
-from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile
 from tests.swarm.local_network import LocalNetwork
 from tests.tiny import TinyTask

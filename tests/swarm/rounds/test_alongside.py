@@ -11,15 +11,15 @@ import pytest
 import torch
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds import alongside
 from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.protocol import Header
-from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.state.no_state import NoState
-from dedloc_kit.training.state.state import Position
 from tests.identities import an_identity
 from tests.swarm.harness import belief, progress
 from tests.swarm.rounds.test_stored import Coordinator, round_of

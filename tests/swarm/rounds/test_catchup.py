@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import START, Position, TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import START, Position, TrainingState
 from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run
 

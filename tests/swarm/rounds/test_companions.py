@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.rounds.companions import Companions
-from dedloc_kit.training.state.state import Position
 from tests.swarm.harness import progress
 
 STEP = Position(3, "ab")

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
+from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.trust.weight import Counting
-from dedloc_kit.training.flat import FlatLayout, SharedVector
-from dedloc_kit.training.gradients.gradients import Gradients
 from tests.swarm.harness import progress
 from tests.tiny import tiny_run
 

@@ -11,6 +11,13 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.tasks.in_blocks import ORIGIN
+from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.flat import SharedVector
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import Replica, TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut, Receipt
@@ -27,13 +34,6 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.tasks.in_blocks import ORIGIN
-from dedloc_kit.training.computing.devices import Computed
-from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.gradients.local_steps import LocalSteps
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import Replica, TrainingState
 from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run

@@ -9,6 +9,10 @@ from typing import Any, cast
 import pytest
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.flat import SharedVector
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import RowSummary
 from dedloc_kit.records.steps import Absence, AbsentRow, Contribution, LeftOut
 from dedloc_kit.swarm.averaging.matchmaking.group import Coming, GroupRequest
@@ -22,10 +26,6 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.training.flat import SharedVector
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import TrainingState
 from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, a_signer, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run

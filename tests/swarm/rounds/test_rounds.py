@@ -10,6 +10,11 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
+from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.steps import MAX_LOSS, Absence, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
@@ -25,11 +30,6 @@ from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from dedloc_kit.training.flat import FlatLayout, SharedVector
-from dedloc_kit.training.gradients.accumulator import MAX_STALENESS
-from dedloc_kit.training.gradients.gradients import Gradients
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import TrainingState
 from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run

@@ -17,6 +17,8 @@ from dedloc_kit.coordinator.publishing import uploading
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
+from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
@@ -26,8 +28,6 @@ from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
-from dedloc_kit.training.optimizers.lamb import Lamb
-from dedloc_kit.training.state.state import Position, TrainingState
 from tests.bucket.served import Server, files, serving, status
 from tests.identities import an_identity
 from tests.swarm.harness import belief, progress, wait_until

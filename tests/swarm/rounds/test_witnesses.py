@@ -9,12 +9,12 @@ import pytest
 import torch
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.learning.train.state.sketch import sketch
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.rounds import witnesses
 from dedloc_kit.swarm.rounds.witnesses import Witnesses
 from dedloc_kit.swarm.transfer.protocol import Header
-from dedloc_kit.training.state.sketch import sketch
 from tests.swarm.harness import belief, progress
 
 VERSION = "10/aa"

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from hivemind.compression import serialize_torch_tensor
 
+from dedloc_kit.learning.train.state.sketch import SEED_BYTES
 from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
@@ -40,7 +41,6 @@ from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
-from dedloc_kit.training.state.sketch import SEED_BYTES
 from tests.swarm.harness import open_node, wait_until
 
 RUN = "sharing-0123456789abcdef"

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 import torch
 
+from dedloc_kit.learning.train.state.sketch import SEED_BYTES, differ, read
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer import questions
 from dedloc_kit.swarm.transfer.contents import Content, StateLayout
 from dedloc_kit.swarm.transfer.protocol import Request
 from dedloc_kit.swarm.transfer.questions import PEER_SECONDS, REMEMBERED_PEERS, SHARE, Answering, Budget
-from dedloc_kit.training.state.sketch import SEED_BYTES, differ, read
 
 STATE = [torch.arange(10.0), torch.tensor(3.0)]
 SEED = bytes(SEED_BYTES)

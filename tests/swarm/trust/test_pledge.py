@@ -2,10 +2,10 @@
 
 import pytest
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.swarm.averaging.encoding.codec import WAYS
 from dedloc_kit.swarm.averaging.encoding.compression import _Blockwise
 from dedloc_kit.swarm.trust.pledge import BLOCK, Window, Work, window
-from dedloc_kit.training.flat import CHUNK
 
 
 def test_no_codec_encodes_values_of_two_blocks_together() -> None:

@@ -13,7 +13,7 @@ from hivemind.proto import runtime_pb2
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dedloc_kit.training.flat import Scratch
+from dedloc_kit.learning.train.flat import Scratch
 
 LARGEST = 2.0**100
 """The largest absolute value that a chunk may hold. No gradient that was computed comes near it, for the square of its

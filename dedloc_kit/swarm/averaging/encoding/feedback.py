@@ -6,10 +6,10 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import FlatLayout, Room, Scratch, untouched_zeros
 from dedloc_kit.swarm.averaging.encoding.codec import Codec
 from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.trust.pledge import Sealed
-from dedloc_kit.training.flat import FlatLayout, Room, Scratch, untouched_zeros
 
 
 class Feedback:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
 from dedloc_kit.swarm.audits.projections import compressed_honestly, implied
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Prove
@@ -11,7 +12,6 @@ from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read
 from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.trust.commitments import Commitment, Opening
 from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, overlap, part_content, pieces, window
-from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 
 def proven(pledged: Pledged, question: Prove, shown: Shown, layout: FlatLayout, codec: Codec) -> Proven:

@@ -5,10 +5,10 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.swarm.averaging.encoding.codec import check, decode, read_part
 from dedloc_kit.swarm.averaging.encoding.feedback import Coding
 from dedloc_kit.swarm.averaging.reduction.plan import Deal, Plan
-from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
 """That a mean may have besides its values."""

@@ -8,6 +8,7 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
 from dedloc_kit.swarm.averaging.encoding.codec import check, decode, read_part
@@ -16,7 +17,6 @@ from dedloc_kit.swarm.averaging.reduction.keeping import Keep, Kept, in_memory
 from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.averaging.streams.messages import read_with_path
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
 """That a part may have besides its values."""

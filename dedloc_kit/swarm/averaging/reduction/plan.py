@@ -11,8 +11,8 @@ from statistics import median
 
 from hivemind.averaging.load_balancing import load_balance_peers
 
-from dedloc_kit.training import flat
-from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.learning.train import flat
+from dedloc_kit.learning.train.flat import FlatLayout
 
 PIECES = 4
 """Chunks for each reducer of a row, and for each row, at least: the finer they are, the more evenly they are dealt."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.swarm.averaging.agreement.handshake import Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.encoding.feedback import Coding
@@ -21,7 +22,6 @@ from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.averaging.streams import messages
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.window import Meter
-from dedloc_kit.training.flat import CHUNK
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce

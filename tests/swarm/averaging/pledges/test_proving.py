@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -15,7 +16,6 @@ from dedloc_kit.swarm.averaging.pledges.proving import proven
 from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, part_content, pieces, window
-from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 LARGE = 2 * CHUNK + 5000
 LAYOUT = FlatLayout.of([torch.zeros(LARGE), torch.zeros(3000)])

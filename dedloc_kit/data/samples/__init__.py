@@ -1,1 +1,0 @@
-"""From tokens to samples: what is packed together, and what is hidden."""

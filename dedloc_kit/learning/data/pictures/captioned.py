@@ -1,0 +1,136 @@
+"""Pictures with captions, and which of them a run can use: what is left out is counted by its reason."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dedloc_kit.learning.data.pictures.codes import MAX_LABEL
+from dedloc_kit.learning.data.pictures.images import Encoded, file_of, no_picture, sides
+from dedloc_kit.learning.data.sources.classes import named, names_of
+from dedloc_kit.learning.data.sources.formats import BadRow
+from dedloc_kit.learning.data.sources.shards import Shard, Warn, read_rows
+from dedloc_kit.learning.data.sources.stream import Reader
+from dedloc_kit.run.section import Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
+
+MIN_SIDE = 8
+"""Pixels; a smaller picture shows nothing that could be learned."""
+_SAFE = {"safe", "unlikely", "false", "no", "0"}
+"""Words of a column that marks what is unsafe, which do not mean that it is; LAION's is UNLIKELY."""
+
+
+class PictureSource(Section):
+    """A dataset of pictures with captions: `images.sources`."""
+
+    dataset: str = Field(min_length=1)
+    """A dataset on the Hub (`owner/name`) or a local folder or file."""
+    subset: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    column: str = "image"
+    """The column that holds the picture."""
+    caption: str = "caption"
+    """The column that holds the words for it."""
+    label: str | None = None
+    """The column that holds its class, if there is one: for what tells how well a model draws."""
+    unsafe: str | None = None
+    """The column that marks what nobody wants to see, if there is one: true, a share of at least 0.5, or any word but
+    `unlikely`, `safe`, `no` and `false`. A row that says nothing is left out too."""
+
+    @property
+    def source(self) -> Source:
+        return Source(
+            dataset=self.dataset, subset=self.subset, revision=self.revision, split=self.split, column=self.column
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.column, self.caption, self.label, self.unsafe)))
+
+
+class Wanted(Section):
+    """Which pictures are used, and which of them are held out."""
+
+    held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    """The share of the captions that are kept from training, with all their pictures. Equal words stay together."""
+    min_characters: Annotated[int, Field(ge=1)] = 3
+    """Of a caption; shorter ones are left out."""
+    max_aspect: Annotated[float, Field(ge=1)] = 2.0
+    """The longer side of a picture over the shorter one; only the middle square is used, so narrow ones are left
+    out."""
+
+    def holds_out(self, caption: str) -> bool:
+        """Whether pictures with these words are kept from training."""
+        return seed_of("held out", " ".join(caption.casefold().split())) < self.held_out * 2**63
+
+
+@dataclass(eq=False)
+class CaptionedFile(Encoded):
+    """A picture as a file, with the words for it."""
+
+    caption: str
+
+
+def captioned(sources: Sequence[PictureSource], wanted: Wanted, held_out: bool, left_out: Counter[str]) -> Reader:
+    """What reads those pictures of any of the sources that are held out, or that are not, and can be used.
+
+    :param left_out: counts what is left out, by the reason
+    """
+    of_source = {where.source: where for where in sources}
+
+    def read(source: Source, shard: Shard, warn: Warn) -> Iterator[CaptionedFile | BadRow]:
+        where = of_source[source]
+        names = names_of(source, shard, where.label, warn) if where.label else None
+        for number, row in enumerate(read_rows(shard, where.columns, warn), start=shard.first + 1):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            caption, data = row[where.caption], file_of(row[where.column])
+            if not isinstance(caption, str | None):
+                kind = type(caption).__name__
+                yield BadRow(number, f"holds {kind}, not text, in column '{where.caption}'; set the source's caption")
+            elif data is None:
+                yield no_picture(number, row[where.column], where.column)
+            elif wanted.holds_out(caption or "") is held_out:
+                words = " ".join((caption or "").split())
+                if reason := _unfit(where, wanted, row, words, data):
+                    left_out[reason] += 1
+                    continue
+                try:
+                    label = named(row[where.label], names) if where.label else None
+                except ValueError as error:
+                    yield BadRow(number, f"cannot be used: {error}")
+                    continue
+                yield CaptionedFile(number, data, _short(label), words)
+
+    return read
+
+
+def _unfit(where: PictureSource, wanted: Wanted, row: dict[str, Any], words: str, data: bytes) -> str:
+    """Why a picture is left out; empty if it is not."""
+    if len(words) < wanted.min_characters:
+        return f"captions of under {wanted.min_characters} characters"
+    if where.unsafe and _is_unsafe(row[where.unsafe]):
+        return f"marked in column '{where.unsafe}'"
+    found = sides(data)
+    if found is None:
+        return ""  # whoever decodes it says what is wrong
+    if min(found) < MIN_SIDE:
+        return f"pictures of under {MIN_SIDE} pixels a side"
+    if max(found) > wanted.max_aspect * min(found):
+        return f"pictures more than {wanted.max_aspect:g} times as long as wide"
+    return ""
+
+
+def _is_unsafe(mark: Any) -> bool:
+    if isinstance(mark, int | float):
+        return not mark < 0.5  # what is not a number is no good news
+    return not (isinstance(mark, str) and mark.strip().lower() in _SAFE)
+
+
+def _short(label: Any) -> str | None:
+    return None if label is None else str(label)[:MAX_LABEL]

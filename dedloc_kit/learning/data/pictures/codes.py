@@ -1,0 +1,166 @@
+"""Captions and the codes of their pictures as Parquet files: a reader needs no picture model and no Pillow."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+from pydantic import Field, model_validator
+
+from dedloc_kit.learning.data.sources.formats import Unusable
+from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, lists, tables
+from dedloc_kit.learning.data.text.tokens import Ids, ids_dtype
+from dedloc_kit.run.section import Section
+
+CAPTION, CODES, LABEL = "caption", "codes", "label"
+"""The columns: a list of token ids, a list of codes row by row, and the name of the class."""
+PICTURES = b"dedloc_kit.pictures"
+"""The key in a file's metadata of what made its codes."""
+MAX_CAPTION, MAX_LABEL = 1024, 100
+"""Tokens of a caption and characters of a class's name."""
+
+_ROWS_AT_ONCE = 500
+"""Samples in one row group, which a reader fetches at once."""
+_CODES_IN_A_FILE = 64_000_000
+_AGAIN = "write it again with: dedloc images RUN.toml --shards"
+
+
+class PictureCodes(Section):
+    """What made the codes of a run's pictures: `task.pictures`."""
+
+    model: str = Field(min_length=1)
+    """The picture model: a folder beside the run's file, as `dedloc images` makes it, or `OWNER/NAME@COMMIT`."""
+    codes: Annotated[int, Field(ge=2, le=65536)]
+    """How many different codes there are."""
+    side: Annotated[int, Field(ge=1, le=256)]
+    """Codes along each side of a picture."""
+    size: Annotated[int, Field(ge=8, le=1024)]
+    """Pixels along each side of a picture."""
+    sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Of the picture model's weights. `dedloc launch` puts it in; it stands in every shard."""
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> "PictureCodes":
+        if self.size % self.side:
+            raise ValueError(
+                f"pictures.size must be a multiple of pictures.side: {self.size} pixels are not {self.side} codes"
+            )
+        return self
+
+    @property
+    def length(self) -> int:
+        """Codes of a picture."""
+        return self.side**2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captioned:
+    """A picture as its codes, and the words for it."""
+
+    caption: Ids
+    """[tokens], without special tokens and unpadded"""
+    codes: Ids
+    """uint16 [side * side], row by row"""
+    label: str
+    """The name of its class; empty where it has none."""
+
+
+def write_code_shards(
+    items: Iterable[Captioned],
+    folder: Path,
+    pictures: PictureCodes,
+    vocabulary_hash: str,
+    vocabulary: int,
+    split: str = "train",
+) -> int:
+    """Write samples to `SPLIT-00000.parquet` and so on in an existing folder; returns how many there are."""
+    code = np.uint8 if pictures.codes <= 256 else np.uint16
+    schema = pyarrow.schema(
+        [
+            (CAPTION, pyarrow.list_(pyarrow.from_numpy_dtype(ids_dtype(vocabulary)))),
+            (CODES, pyarrow.list_(pyarrow.from_numpy_dtype(code))),
+            (LABEL, pyarrow.string()),
+        ],
+        metadata={VOCABULARY: vocabulary_hash, PICTURES: _maker(pictures)},
+    )
+    items = iter(items)
+    some = list(islice(items, _ROWS_AT_ONCE))
+    total = 0
+    for number in count():
+        if not some:
+            return total
+        written = 0
+        path = folder / f"{split}-{number:05d}.parquet"
+        # A dictionary of the codes packs them into as many bits as they have.
+        with parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=True) as writer:
+            while some and written < _CODES_IN_A_FILE:
+                columns = [
+                    lists([item.caption.astype(ids_dtype(vocabulary)) for item in some]),
+                    lists([item.codes.astype(code) for item in some]),
+                    pyarrow.array([item.label for item in some], pyarrow.string()),
+                ]
+                writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+                written += len(some) * pictures.length
+                total += len(some)
+                some = list(islice(items, _ROWS_AT_ONCE))
+    raise AssertionError("not reached")
+
+
+def read_code_shard(
+    shard: Shard, pictures: PictureCodes, vocabulary_hash: str, vocabulary: int, warn: Warn
+) -> Iterator[Captioned]:
+    """The samples of a shard, in its order.
+
+    Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if the
+    file holds no codes, or those of another picture model or captions of another vocabulary than the run's, and
+    whatever pyarrow raises if it cannot be read.
+    """
+
+    def check(schema: Any) -> None:
+        _check(schema, pictures, vocabulary_hash)
+
+    for table in tables(shard, [CAPTION, CODES, LABEL], check, warn):
+        yield from _samples(table, shard, pictures, vocabulary)
+
+
+def _maker(pictures: PictureCodes) -> str:
+    return json.dumps(pictures.model_dump(exclude={"model"}), sort_keys=True)
+
+
+def _check(schema: Any, pictures: PictureCodes, vocabulary_hash: str) -> None:
+    metadata = schema.metadata or {}
+    if not {CAPTION, CODES, LABEL} <= set(schema.names) or PICTURES not in metadata:
+        raise Unusable("holds no codes of pictures; write them with: dedloc images RUN.toml --shards")
+    if metadata[PICTURES] != _maker(pictures).encode():
+        raise Unusable(f"was written with another picture model than task.pictures says; {_AGAIN}")
+    if metadata.get(VOCABULARY) != vocabulary_hash.encode():
+        raise Unusable(f"was written with another tokenizer than task.tokenizer; {_AGAIN}")
+
+
+def _samples(table: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) -> Iterator[Captioned]:
+    """Copies, since a slice would keep its whole row group in memory. Every value is checked: it indexes arrays."""
+    captions, starts = flat(table.column(CAPTION), shard)
+    codes, code_starts = flat(table.column(CODES), shard)
+    labels = table.column(LABEL)
+    lengths = np.diff(starts)
+    if (np.diff(code_starts) != pictures.length).any():
+        raise Unusable(f"{shard.path} holds pictures that are not {pictures.side} x {pictures.side} codes; {_AGAIN}")
+    if codes.max(initial=0) >= pictures.codes:
+        raise Unusable(
+            f"{shard.path} holds the code {codes.max()}, and task.pictures.codes is {pictures.codes}; {_AGAIN}"
+        )
+    if captions.max(initial=0) >= vocabulary or ((lengths < 1) | (lengths > MAX_CAPTION)).any():
+        raise Unusable(f"{shard.path} holds captions that cannot be; {_AGAIN}")
+    if not pyarrow.types.is_string(labels.type) or labels.null_count:
+        raise Unusable(f"{shard.path} holds {labels.type} where names of classes should be; {_AGAIN}")
+    grids = codes.astype(np.uint16).reshape(-1, pictures.length)
+    for row, label in enumerate(labels.to_pylist()):
+        if len(label) > MAX_LABEL:
+            raise Unusable(f"{shard.path} holds names of classes that cannot be; {_AGAIN}")
+        yield Captioned(captions[starts[row] : starts[row + 1]].copy(), grids[row].copy(), label)

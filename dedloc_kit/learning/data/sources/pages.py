@@ -1,0 +1,324 @@
+"""Parquet files whose pages are looked at before they are unpacked: of its sizes a file says what it likes."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow
+from pyarrow import compute, parquet
+
+from dedloc_kit.learning.data.sources.charsets import NOT_UTF8
+from dedloc_kit.learning.data.sources.formats import BadRow, Row, Unusable, no_column, with_columns
+from dedloc_kit.learning.data.sources.tables import MAX_ROW, TOO_LONG
+
+MAX_PAGE, MAX_COLUMN, RATIO = 2**27, 2**28, 16
+"""Bytes that a page, and a column of lists in a row group, may become; more only if they are at most `RATIO` times as
+many as lie in the file."""
+MAX_BATCH = 2**26
+"""Bytes of a column that are expanded at a time, unless one row has more."""
+
+_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
+"""Kinds of pages."""
+_ENCODINGS = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
+"""How long values encoded so become, or the lengths of them, only unpacking would tell."""
+_I32, _STRUCT = 5, 12
+_MAX_DEPTH = 8
+_ROWS_AT_ONCE = 500
+
+
+@dataclass
+class _Chunk:
+    """A column of a row group, as it lies in the file, and what its pages claim."""
+
+    data: bytes
+    lists: bool
+    texts: bool
+    widest: int
+    """Bytes that one value takes at most beside its page: a text of a dictionary may stand there again and again."""
+    values: int = 0
+    unpacked: int = 0
+    """Bytes of all pages."""
+
+    @property
+    def whole(self) -> int:
+        """Bytes that the column takes at most."""
+        return self.unpacked + self.values * self.widest
+
+
+class Parquet:
+    """Reads a Parquet file row group by row group; raises Unusable before one would take much more than it has."""
+
+    def __init__(self, file: Any) -> None:
+        self._content = _Content(file)
+        self._file = parquet.ParquetFile(self._content, pre_buffer=False)
+        self.metadata = self._file.metadata
+        self.schema = self._file.schema_arrow
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def table(self, group: int, columns: list[str]) -> pyarrow.Table:
+        """Columns of a row group."""
+        for name, chunk in self._load(group, columns).items():
+            _bound(f"the column '{name}'", chunk.whole, MAX_COLUMN, len(chunk.data))
+        return self._file.read_row_group(group, columns=columns)
+
+    def batches(self, group: int, columns: list[str], rows: int) -> Iterator[pyarrow.RecordBatch]:
+        """Columns of a row group, so many rows at a time or less.
+
+        Texts in lists are dictionary arrays where one dictionary could become very many texts.
+        """
+        if not self.metadata.row_group(group).num_rows:
+            return
+        file, dictionaries = self._file, []
+        for name, chunk in self._load(group, columns).items():
+            if not chunk.lists:
+                rows = max(1, min(rows, MAX_BATCH // chunk.widest))
+            elif chunk.texts and chunk.whole > MAX_BATCH:
+                dictionaries.append(name)
+                _bound(f"the column '{name}'", chunk.unpacked + chunk.values * 8, MAX_COLUMN, len(chunk.data))
+            else:
+                _bound(f"the column '{name}'", chunk.whole, MAX_COLUMN, len(chunk.data))
+        if dictionaries:
+            file = parquet.ParquetFile(
+                self._content, metadata=self.metadata, read_dictionary=dictionaries, pre_buffer=False
+            )
+        yield from file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+    def _load(self, group: int, columns: list[str]) -> dict[str, _Chunk]:
+        """The columns' parts that hold values, by their paths in the schema."""
+        self._content.chunks.clear()
+        chunks = {}
+        described = self.metadata.row_group(group)
+        for number in range(described.num_columns):
+            column = described.column(number)
+            if not any(f"{column.path_in_schema}.".startswith(f"{wanted}.") for wanted in columns):
+                continue
+            begins = [column.dictionary_page_offset, column.data_page_offset]
+            begin = min((begin for begin in begins if begin), default=-1)
+            kind = self.metadata.schema.column(number)
+            name, width = column.path_in_schema, max(kind.length or 0, 8)
+            _bound(f"a value of the column '{name}'", width, MAX_PAGE, 0)
+            data = self._content.load(begin, column.total_compressed_size)
+            chunks[name] = _Chunk(data, kind.max_repetition_level > 0, kind.physical_type == "BYTE_ARRAY", width)
+            _look(chunks[name], name, column.num_values)
+        return chunks
+
+
+class _Content:
+    """A file of which only what was loaded is read, once anything was."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.chunks: dict[int, bytes] = {}
+        """By their places."""
+
+    def load(self, begin: int, length: int) -> Any:
+        """Read a part of the file; raises Unusable if it has no such part."""
+        size = self._file.seek(0, io.SEEK_END)
+        if min(begin, length) < 0 or begin + length > size:
+            raise Unusable("names places that are not in it; download it, or write it, again")
+        self._file.seek(begin)
+        self.chunks[begin] = data = self._file.read(length)
+        return data
+
+    def read(self, size: int = -1) -> Any:
+        at = self._file.tell()
+        if not self.chunks:
+            return self._file.read(size)
+        if len(self.chunks.get(at, b"")) != size:
+            raise Unusable("is no Parquet file as others write them; write it again")
+        return self.chunks[at]
+
+    def seek(self, offset: int, whence: int = 0) -> Any:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> Any:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+
+def _bound(what: str, claimed: int, free: int, lies: int) -> None:
+    if claimed > max(free, RATIO * lies):
+        raise Unusable(
+            f"holds {lies:,} bytes that become {claimed / 2**20:,.0f} MiB, for {what}; write it again in smaller row "
+            "groups"
+        )
+
+
+def _look(chunk: _Chunk, name: str, values: int) -> None:
+    """What the pages of a column claim; raises Unusable if one would become too large.
+
+    :param values: how many the file says that there are: what follows the pages that hold them is not read
+    """
+    at = 0
+    while chunk.values < values:
+        try:
+            header, at = _header(chunk.data, at, 0)
+            kind, unpacked, lies = header[1, _I32], header[2, _I32], header[3, _I32]
+            described = header.get((8 if kind == _DATA_2 else 5, _STRUCT), {})
+            if kind in (_DATA, _DATA_2):
+                chunk.values += max(described[1, _I32], 0)
+                encoding = _ENCODINGS.get(described[4 if kind == _DATA_2 else 2, _I32])
+            else:
+                encoding = None
+        except (IndexError, KeyError, ValueError):
+            raise Unusable(f"has pages of the column '{name}' that cannot be read; write it again") from None
+        if encoding:
+            raise Unusable(f"has pages encoded as {encoding}, which are not read; write it again without")
+        if not 0 <= lies <= len(chunk.data) - at:
+            raise Unusable(f"has pages of the column '{name}' that are cut; write it again")
+        _bound(f"a page of the column '{name}'", unpacked, MAX_PAGE, lies)
+        chunk.unpacked += unpacked
+        if kind == _DICTIONARY and chunk.texts:
+            chunk.widest = max(chunk.widest, unpacked)
+        at += lies
+
+
+def _header(data: bytes, at: int, depth: int) -> tuple[dict[tuple[int, int], Any], int]:
+    """The numbers and structures of a Thrift structure by (field, type), in the compact protocol; where it ends.
+
+    https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+    """
+    found: dict[tuple[int, int], Any] = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        kind = head & 15
+        if head >> 4:
+            field += head >> 4
+        else:
+            field, at = _number(data, at)
+        value: Any = None
+        if kind in (4, _I32, 6):
+            value, at = _number(data, at)
+        elif kind == _STRUCT and depth < _MAX_DEPTH:
+            value, at = _header(data, at, depth + 1)
+        elif kind in (3, 7):
+            at += 1 if kind == 3 else 8
+        elif kind == 8:
+            length, at = _varint(data, at)
+            at += length
+        elif kind not in (1, 2):  # booleans, which are their kind
+            raise ValueError(f"a header of a page holds a field of type {kind}")
+        found[field, kind] = value
+    return found, at + 1
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("a number is too long")
+    return value | data[at] << shift, at + 1
+
+
+def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterator[Row]:
+    """The rows of a Parquet file from the row `first` on (0: all), with the columns alone.
+
+    Row groups before that one are not read.
+    """
+    opened = Parquet(file)
+    names = set(_leaves(opened.schema))
+    for column in columns:
+        if column not in names and column not in opened.schema.names:
+            raise Unusable(no_column(column, names))
+    sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.metadata.num_row_groups)]
+    begins = np.cumsum([0, *sizes])
+    skipped = int(np.searchsorted(begins[1:], first, side="right"))
+    number = int(begins[skipped])
+    for group in range(skipped, len(sizes)):
+        for batch in opened.batches(group, list(columns), _ROWS_AT_ONCE):
+            before = min(max(first - number, 0), batch.num_rows)
+            number += before
+            for row in _rows(batch.slice(before)):
+                number += 1
+                yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
+
+
+def _leaves(fields: Any, before: str = "") -> Iterator[str]:
+    """The names of columns, and in place of structures, but for pictures, the names of what is in them."""
+    for field in fields:
+        inner = list(field.type) if pyarrow.types.is_struct(field.type) else []
+        if inner and {each.name for each in inner} != {"bytes", "path"}:
+            yield from _leaves(inner, f"{before}{field.name}.")
+        else:
+            yield before + field.name
+
+
+def _rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, Any] | str]:
+    dictionaries = [leaf for column in batch.columns for leaf in _dictionaries(column)]
+    if dictionaries and sum(_most(leaf) for leaf in dictionaries) > MAX_BATCH:
+        half = batch.num_rows // 2
+        if half:
+            yield from _rows(batch.slice(0, half))
+            yield from _rows(batch.slice(half))
+        elif sum(_exactly(leaf) for leaf in dictionaries) > MAX_ROW:
+            yield TOO_LONG
+        else:
+            yield _row(batch, 0)
+        return
+    try:
+        yield from batch.to_pylist()
+    except ValueError:  # one of them holds bytes that are no text, or a date that is none
+        yield from (_row(batch, row) for row in range(batch.num_rows))
+
+
+def _dictionaries(array: Any) -> Iterator[Any]:
+    """The dictionary arrays in one of lists or structures."""
+    if pyarrow.types.is_dictionary(array.type):
+        yield array
+    elif pyarrow.types.is_map(array.type):  # which cannot be flattened
+        pair = pyarrow.struct([array.type.key_field, array.type.item_field])
+        yield from _dictionaries(array.cast(pyarrow.list_(pair)))
+    elif pyarrow.types.is_nested(array.type):
+        inner = array.flatten()
+        for each in inner if isinstance(inner, list) else [inner]:
+            yield from _dictionaries(each)
+
+
+def _most(array: Any) -> int:
+    """Bytes that the values of a dictionary array take at most."""
+    return len(array) * (compute.max(compute.binary_length(array.dictionary)).as_py() or 0)
+
+
+def _exactly(array: Any) -> int:
+    return compute.sum(compute.take(compute.binary_length(array.dictionary), array.indices)).as_py() or 0
+
+
+def _row(batch: pyarrow.RecordBatch, row: int) -> dict[str, Any] | str:
+    try:
+        return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    except UnicodeDecodeError:
+        return NOT_UTF8
+    except ValueError as error:
+        return str(error)

@@ -1,0 +1,231 @@
+"""What a source holds as it is understood here: files per split, documents, and all that is odd, each in one line."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.overlap import Fingerprints
+from dedloc_kit.learning.data.pictures.codes import Captioned
+from dedloc_kit.learning.data.pictures.images import file_of, flaw
+from dedloc_kit.learning.data.sources.charsets import is_garbled
+from dedloc_kit.learning.data.sources.formats import BadRow, not_text
+from dedloc_kit.learning.data.sources.shards import (
+    Shard,
+    Warn,
+    find_splits,
+    is_transient,
+    local_folder,
+    one_line,
+    read_shard,
+    strays,
+)
+from dedloc_kit.learning.data.sources.splits import canonical, names_split
+from dedloc_kit.learning.data.sources.stream import Reader
+from dedloc_kit.learning.data.text.tokens import Document
+from dedloc_kit.run.task import Source
+
+ROWS = 1000
+"""Of each file, at most."""
+SHOWN, SHOWN_CHARACTERS = 3, 80
+_TAIL = 1 << 20
+_LOOKED_AT = 10_000
+"""Characters of a document, of which its encoding is told."""
+_SHORT, _LONG = 100, 1_000_000
+"""Characters: fewer on average are lines rather than documents, and more whole books."""
+_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}")
+
+
+@dataclass
+class Survey:
+    """Of one source."""
+
+    lines: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    """What should be looked at; volunteers go on in spite of it."""
+    faults: list[str] = field(default_factory=list)
+    """What must be mended before a run can begin."""
+    documents: set[int] = field(default_factory=set)
+    """Fingerprints of those that were looked at; of pictures too."""
+    files: set[tuple[str, str]] = field(default_factory=set)
+    """All of the split, each with the column that is read."""
+    _read: int = 0
+    _characters: int = 0
+    _escaped: int = 0
+    _garbled: int = 0
+    _lost: int = 0
+    _first: list[str] = field(default_factory=list)
+
+    def note(self, text: str, fingerprint: int) -> None:
+        if len(self._first) < SHOWN:
+            self._first.append(" ".join(text[: 2 * SHOWN_CHARACTERS].split())[:SHOWN_CHARACTERS])
+        self._read += 1
+        self._characters += len(text)
+        self._escaped += bool(_ESCAPE.search(text))
+        self._garbled += is_garbled(text[:_LOOKED_AT])
+        self._lost += "\ufffd" in text
+        self.documents.add(fingerprint)
+
+    def conclude(self, what: str, looked: int, whole: int, files: int) -> None:
+        """:param looked: files that were looked into, of which `whole` to their end"""
+        beyond = "" if whole == files else f"; not read: what follows in {files - whole} of {files} files"
+        if not self._read:
+            self.lines.append(f"{what}: looked into {looked} of {files} files{beyond}")
+            return
+        mean = self._characters / self._read
+        self.lines.append(
+            f"{what}: {self._read:,} documents looked at in {looked} of {files} files, {mean:,.0f} characters each on "
+            f"average{beyond}"
+        )
+        self.lines += [f"{what}: begins with: {first}" for first in self._first]
+        if mean < _SHORT:
+            self.odd.append(
+                f"{what}: {mean:,.0f} characters a document are few; if these are lines, join those of a document"
+            )
+        if mean > _LONG / 2:
+            self.odd.append(f"{what}: {mean:,.0f} characters a document are many; divide them, in .txt by blank lines")
+        if self._escaped > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._escaped} of {self._read} documents spell characters as \\u09af; write the texts "
+                "themselves, not their JSON"
+            )
+        if self._garbled > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._garbled} of {self._read} documents seem to have been read in another encoding than "
+                "they were written in; look at how they begin, and convert the original once more"
+            )
+        if self._lost > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._lost} of {self._read} documents hold U+FFFD, where a character was lost; convert the "
+                "original once more"
+            )
+
+
+def survey(
+    source: Source,
+    seconds: float,
+    warn: Warn,
+    fingerprints: Fingerprints = Fingerprints(),  # noqa: B008
+    read: Reader | None = None,
+) -> Survey:
+    """Look at every file of a source's split, for at most so many seconds or little more.
+
+    :param read: reads what holds no texts or pictures but what a task made of them; none: the files themselves are read
+
+    Of each file the first rows are read, of a local file of JSON lines the last one too. A dataset or split that is
+    not there is no fault here: whoever reads it refuses it.
+    """
+    found = Survey()
+    try:
+        splits = find_splits(source, warn)
+    except UserError:
+        return found
+    name = canonical(source.split) if source.split not in splits else source.split
+    counts = ", ".join(f"{split} {len(files)}" for split, files in sorted(splits.items()))
+    found.lines.append(f"{source.dataset}: files by split: {counts}")
+    unknown = strays(source)
+    if unknown:
+        some = ", ".join(unknown[:5]) + (" ..." if len(unknown) > 5 else "")
+        found.odd.append(f"{source.dataset}: {len(unknown)} files of unknown kinds are not read: {some}")
+    if name not in splits:
+        return found
+    if len(mixed := _mixed(source, splits[name])) > 1:
+        found.odd.append(
+            f"{source.dataset}: the files in the folders {', '.join(mixed)} are mixed; for those of one folder alone "
+            "set the source's subset to its name"
+        )
+    shards = splits[name]
+    found.files = {(_real(shard.path), "" if source.tokenized else source.column) for shard in shards}
+    until = time.monotonic() + seconds
+    looked = whole = 0
+    for number, shard in enumerate(shards):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        looked += 1
+        values = read(source, shard, warn) if read else read_shard(shard, source.column, warn)
+        whole += _look(source, shard, values, left / (len(shards) - number), found, fingerprints)
+    found.conclude(f"{source.dataset}, {name}", looked, whole, len(shards))
+    return found
+
+
+def _real(path: str) -> str:
+    """The same for each name that a local file has."""
+    return path if "://" in path else os.path.realpath(path)
+
+
+def _mixed(source: Source, shards: Sequence[Shard]) -> list[str]:
+    """The folders of a local dataset that hold its files and may be subsets, for their names are none of splits."""
+    folder = local_folder(source)
+    if folder is None or source.subset or not folder.is_dir():
+        return []
+    paths = [Path(shard.path).relative_to(folder) for shard in shards]
+    return sorted({path.parts[0] for path in paths if len(path.parts) > 1 and not names_split(path.parts[0])})
+
+
+def _look(
+    source: Source, shard: Shard, values: Iterator[Any], seconds: float, found: Survey, fingerprints: Fingerprints
+) -> bool:
+    """Read the beginning of a file; returns whether that was all of it."""
+    until = time.monotonic() + seconds
+    rows = usable = 0
+    bad: list[BadRow] = []
+    ended = True
+    try:
+        for rows, value in enumerate(values, start=1):
+            if isinstance(value, BadRow):
+                bad.append(value)
+            elif isinstance(value, str):
+                usable += 1
+                if value.strip():
+                    found.note(value, fingerprints.of(value))
+            elif isinstance(value, Document | Captioned):
+                usable += 1
+                if not isinstance(value, Document) or len(value.ids):
+                    found.documents.add(fingerprints.of(value))
+            elif value is None:
+                usable += 1
+            elif isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
+                if wrong := flaw(value):
+                    bad.append(BadRow(rows, wrong))
+                else:
+                    usable += 1
+                    found.documents.add(fingerprints.of(file_of(value) or b""))
+            else:
+                bad.append(BadRow(rows, not_text(value, source.column)))
+            if rows >= ROWS or time.monotonic() > until:
+                ended = False
+                break
+        bad += [] if ended else _bad_end(shard)
+    except UserError as error:
+        found.faults.append(str(error))
+        return False
+    except Exception as error:  # whatever a broken file makes its decoder raise
+        fix = "check the Internet connection" if is_transient(error) else "replace the file"
+        found.faults.append(f"{shard.path} cannot be read beyond row {rows} ({one_line(error)}); {fix}")
+        return False
+    if bad and not usable:
+        found.faults.append(f"{shard.path} has no usable row among {rows}: row {bad[0].number} {bad[0].reason}")
+    elif bad:
+        found.odd.append(
+            f"{shard.path}: {len(bad)} of the {rows:,} rows that were read are left out; row {bad[0].number} "
+            f"{bad[0].reason}; mend them or leave them: volunteers go on without"
+        )
+    return ended
+
+
+def _bad_end(shard: Shard) -> list[BadRow]:
+    """The last line of a local file of JSON lines, if it is cut."""
+    path = Path(shard.path)
+    if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        last = file.read().rstrip().rpartition(b"\n")[2]
+    if last.startswith(b"{") and not last.endswith(b"}"):
+        return [BadRow(0, "(the last one) is no whole JSON object: the file ends in it")]
+    return []

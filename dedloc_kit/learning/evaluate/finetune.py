@@ -1,0 +1,150 @@
+"""Fine-tuning: the whole model learns a labelled task for a few epochs, with AdamW and a linear schedule."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.masking import IGNORED
+from dedloc_kit.learning.evaluate.dataset import Dataset
+from dedloc_kit.learning.evaluate.problem import Problem, Sample
+from dedloc_kit.learning.evaluate.settings import Settings
+from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.run.optimizer import OptimizerConfig
+from dedloc_kit.run.seeds import seed_of
+
+_POOL = 32
+"""Batches whose samples are sorted by length together: more waste less on padding and mix less."""
+_SCORING = 4
+"""How many times as many samples go through the model at once where no gradient is needed."""
+
+OnStep = Callable[[int, float], None]
+"""Is called after each step with the epoch (from 1) and the batch's loss."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset as tokens."""
+
+    train: list[Sample]
+    validation: list[Sample]
+    test: list[Sample]
+    pad: int
+    """The token that fills up a batch."""
+
+
+def encode(dataset: Dataset, problem: Problem) -> Samples:
+    """All examples as tokens; raises UserError if the model's tokenizer has no token to fill up a batch with."""
+    if problem.tokenizer.pad_token_id is None:
+        raise UserError(
+            f"the tokenizer in {problem.tokenizer.name_or_path} has no padding token; give it one (pad_token) and save "
+            "it again"
+        )
+    train, validation, test = (
+        [problem.encode(example) for example in split] for split in (dataset.train, dataset.validation, dataset.test)
+    )
+    return Samples(train, validation, test, pad=problem.tokenizer.pad_token_id)
+
+
+def steps_of(samples: Samples, settings: Settings) -> int:
+    """Optimizer steps of one fine-tuning."""
+    return settings.epochs * math.ceil(len(samples.train) / settings.batch)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch draws from this seed; the random state outside is left alone."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def fine_tune(
+    model: nn.Module, problem: Problem, samples: Samples, settings: Settings, seed: int, on_step: OnStep
+) -> float:
+    """Train the model, which is on its device, and return its score on the test split.
+
+    If there is a validation split, that is the score of the weights after the epoch that does best on it, else of the
+    weights at the end: the test split chooses nothing. What the seed decides is the order of the samples; dropout
+    draws from torch's random state (see `seeded`). Raises UserError if the loss is not finite.
+    """
+    device = next(model.parameters()).device
+    total = steps_of(samples, settings)
+    schedule = OptimizerConfig(learning_rate=settings.learning_rate, warmup_steps=total // 10, total_steps=total)
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        betas=schedule.betas,
+        eps=schedule.epsilon,
+    )
+    order = np.random.default_rng(seed_of(seed, "order"))
+    best, best_weights = -1.0, None
+    step = 0
+    for epoch in range(1, settings.epochs + 1):
+        model.train()
+        for batch in _batches(samples.train, settings.batch, order):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(schedule, step)
+            loss = _forward(model, batch, samples.pad, device).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), schedule.max_gradient_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if not math.isfinite(value := loss.item()):
+                raise UserError("fine-tuning diverged: the loss is not finite; lower --learning-rate")
+            on_step(epoch, value)
+        if samples.validation and (score := score_on(model, problem, samples.validation, samples.pad, settings)) > best:
+            best, best_weights = score, copy.deepcopy(model.state_dict())
+    if best_weights is not None:
+        model.load_state_dict(best_weights)
+    return score_on(model, problem, samples.test, samples.pad, settings)
+
+
+def score_on(model: nn.Module, problem: Problem, samples: Sequence[Sample], pad: int, settings: Settings) -> float:
+    """The score of a model as it is, from 0 to 1."""
+    device = next(model.parameters()).device
+    model.eval()
+    by_length = sorted(samples, key=lambda sample: len(sample.input_ids))
+    size = _SCORING * settings.batch
+    predicted = []
+    with torch.inference_mode():
+        for start in range(0, len(by_length), size):
+            batch = by_length[start : start + size]
+            classes = _forward(model, batch, pad, device).logits.argmax(-1).reshape(len(batch), -1).tolist()
+            predicted += [problem.decode(sample, row) for sample, row in zip(batch, classes, strict=True)]
+    return problem.score([sample.example.label for sample in by_length], predicted)
+
+
+def _batches(samples: Sequence[Sample], size: int, order: np.random.Generator) -> list[list[Sample]]:
+    """All samples once, in a random order, yet each batch of similar lengths."""
+    shuffled = order.permutation(len(samples))
+    batches = []
+    for start in range(0, len(shuffled), _POOL * size):
+        pool = [samples[index] for index in shuffled[start : start + _POOL * size]]
+        pool.sort(key=lambda sample: len(sample.input_ids))
+        batches += [pool[first : first + size] for first in range(0, len(pool), size)]
+    return [batches[index] for index in order.permutation(len(batches))]
+
+
+def _forward(model: nn.Module, batch: Sequence[Sample], pad: int, device: torch.device) -> Any:
+    input_ids = _padded([sample.input_ids for sample in batch], pad)
+    mask = _padded([[1] * len(sample.input_ids) for sample in batch], 0)
+    labels = _padded([sample.labels for sample in batch], IGNORED)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half_precision(device) is torch.bfloat16):
+        return model(input_ids=input_ids.to(device), attention_mask=mask.to(device), labels=labels.to(device))
+
+
+def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

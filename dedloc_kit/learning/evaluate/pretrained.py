@@ -1,0 +1,250 @@
+"""The trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.fetching import fetched
+from dedloc_kit.hub import repository_and_revision
+from dedloc_kit.learning.data.sources.shards import one_line
+from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+from dedloc_kit.learning.evaluate.problem import Problem
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.parts import ExpertsConfig
+
+if TYPE_CHECKING:
+    from dedloc_kit.learning.task import Task
+
+Kind = Literal["causal", "masked"]
+
+_ADDED = "pooler"
+"""A part that an encoder may have on top and that not every kind of training trains."""
+
+
+class Pretrained:
+    """A folder in the form that `save_pretrained` of transformers writes."""
+
+    def __init__(self, where: str, max_length: int) -> None:
+        """Raises UserError if the model or its tokenizer cannot be loaded, or one does not fit the other."""
+        from transformers import AutoConfig
+
+        self.where = where
+        try:
+            self.config: Any = load_pretrained(AutoConfig, where)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{where} holds no model that transformers loads ({one_line(error)}); name a folder that does, or a "
+                "checkpoint of a run (*.safetensors) together with --run RUN.toml"
+            ) from None
+        try:
+            self.tokenizer = load_tokenizer(where)
+        except UserError as error:
+            raise UserError(
+                f"{where} has no tokenizer of its own; save the run's tokenizer into it ({error})"
+            ) from None
+        if len(self.tokenizer) > self.config.vocab_size:
+            raise UserError(
+                f"the tokenizer in {where} has {len(self.tokenizer)} tokens, the model {self.config.vocab_size}; "
+                "put the tokenizer there that the model was trained with"
+            )
+        self.kind: Kind | None = _kind_of(self.config)
+        """What it predicts; none if that is no tokens."""
+        longest = min(self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", max_length))
+        self.max_length = min(max_length, longest)
+
+    def model(self, problem: Problem, random_weights: bool) -> torch.nn.Module:
+        """The encoder with a new output layer for the problem's classes, on the CPU; torch's random state decides it.
+
+        With `random_weights` the encoder is as new as the layer. Raises UserError if the checkpoint lacks weights of
+        the encoder, or if they are not stored as safetensors.
+        """
+        import transformers
+
+        config = type(self.config).from_dict(
+            {
+                **self.config.to_dict(),
+                "id2label": dict(enumerate(problem.classes)),
+                "label2id": {name: number for number, name in enumerate(problem.classes)},
+                "problem_type": "single_label_classification",
+            }
+        )
+        head = getattr(transformers, problem.head)
+        if random_weights:
+            model: torch.nn.Module = head.from_config(config, trust_remote_code=False)
+            return model.float()
+        model, missing = self._load(head, config)
+        prefix = f"{model.base_model_prefix}."
+        self._check([name for name in missing if name.startswith(prefix) and _ADDED not in name], "the encoder")
+        return model
+
+    def language_model(self) -> torch.nn.Module:
+        """The model with the output layer that it was trained with, on the CPU.
+
+        Raises UserError if it predicts no tokens, if weights are missing, or if they are not stored as safetensors.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+        if self.kind is None:
+            names = ", ".join(self.config.architectures or ()) or "nothing"
+            raise UserError(
+                f"{self.where} predicts no tokens (its config.json names {names}); name a causal or masked language "
+                "model, saved with its output layer"
+            )
+        model, missing = self._load(AutoModelForCausalLM if self.kind == "causal" else AutoModelForMaskedLM)
+        self._check([name for name in missing if _ADDED not in name], "the model")
+        return model
+
+    def _load(self, head: Any, config: Any = None) -> tuple[torch.nn.Module, list[str]]:
+        """The model, and the names of weights that its folder lacks."""
+        try:
+            model, report = load_pretrained(
+                head,
+                self.where,
+                config=config if config is not None else self.config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                use_safetensors=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"the model in {self.where} cannot be loaded ({one_line(error)}); save it again") from None
+        return model, sorted(report["missing_keys"])
+
+    def _check(self, missing: list[str], part: str) -> None:
+        if missing:
+            raise UserError(
+                f"{self.where} lacks {len(missing)} weights of {part}, such as {missing[0]}; "
+                "it is not a model of this architecture, save it again"
+            )
+
+
+def _kind_of(config: Any) -> Kind | None:
+    """What a model of this configuration was trained to predict."""
+    from transformers.models.auto import modeling_auto
+
+    names = set(config.architectures or ())
+    if config.is_encoder_decoder:
+        return None
+    if names & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        return "causal"
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    # BERT's and ALBERT's own training has a second output beside the masked tokens.
+    both = {modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(config.model_type)} - {None}
+    return "masked" if config.model_type in masked and names & {masked[config.model_type], *both} else None
+
+
+@contextmanager
+def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
+    """The checkpoint as a local folder that transformers loads.
+
+    It may be such a folder, a repository on the Hub (`OWNER/NAME`, also `@REVISION`), which is downloaded, or the
+    weights alone (safetensors) together with their run. Raises UserError if it is none of these.
+    """
+    from transformers.utils import logging
+
+    # A new output layer is meant to be new; the bar of each loading would break up our own.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    path = Path(checkpoint).expanduser()
+    if run is not None and path.suffix == ".safetensors":
+        with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
+            _save_as_folder(path, run, folder)
+            yield folder
+    elif path.is_dir():
+        yield str(path.absolute())
+    elif path.suffix == ".safetensors":
+        raise UserError(f"{checkpoint} holds weights alone; name the run that they are of with --run RUN.toml")
+    elif checkpoint.startswith((".", "/", "~")) or (on_hub := repository_and_revision(checkpoint)) is None:
+        raise UserError(f"{checkpoint} does not exist; name a folder with a model, or one on the Hub as OWNER/NAME")
+    else:
+        yield _downloaded(*on_hub)
+
+
+def _downloaded(repository: str, revision: str | None) -> str:
+    from huggingface_hub import snapshot_download
+
+    files = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *WEIGHTS]
+    try:
+        return str(
+            fetched(
+                repository,
+                lambda bar: snapshot_download(repository, revision=revision, allow_patterns=files, tqdm_class=bar),
+            )
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{repository} is neither a folder nor a model that is open to you on the Hub ({one_line(error)}); "
+            "correct the name, check the connection, or log in with: hf auth login"
+        ) from None
+
+
+def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
+    from dedloc_kit.learning.task import Exportable, create_task
+
+    task = create_task(run)
+    if not isinstance(task, Exportable):
+        raise UserError(f"the task '{run.task.name}' trains no language model of transformers; evaluate one that does")
+    task.export(with_weights(task, run, path), Path(folder), path.name)
+
+
+def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
+    """The model of a run's task with the weights in a checkpoint (safetensors), on the CPU.
+
+    Raises UserError if the file is none of this run's.
+    """
+    from dedloc_kit.learning.train.state.checkpoint import load
+
+    try:
+        tensors, _ = load(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a checkpoint of the run") from None
+    except ValueError as error:
+        raise UserError(f"{error}; name another checkpoint of the run") from None
+    return with_tensors(task, run, tensors, path)
+
+
+def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
+    """The same with the tensors of a checkpoint, which came from there."""
+    from dedloc_kit.learning.task import Divisible
+
+    if run.experts is not None:
+        return _mixed(_filled(task.build_model(), run, tensors, path), run.experts, tensors, path)
+    if run.pipeline is None:
+        return _filled(task.build_model(), run, tensors, path)
+    assert isinstance(task, Divisible), "no other one is created"
+    parts = [task.stage(number).build_model() for number in range(run.pipeline.count)]
+    for number, part in enumerate(parts):
+        begin = f"stage{number}."
+        own = {name.removeprefix(begin): each for name, each in tensors.items() if name.startswith(begin)}
+        _filled(part, run, own, path)
+    return task.whole(parts)
+
+
+def _mixed(
+    model: torch.nn.Module, settings: ExpertsConfig, tensors: Mapping[str, torch.Tensor], path: Path
+) -> torch.nn.Module:
+    from dedloc_kit.experts.mixture import connect_alone
+    from dedloc_kit.experts.state import frozen_of
+
+    try:
+        connect_alone(model, frozen_of(settings, tensors))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be used: {error}; name a checkpoint of the organizer's") from None
+    return model
+
+
+def _filled(model: torch.nn.Module, run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
+    # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    weights = weights or dict(tensors)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                raise UserError(f"{path} has no {name} like the model of {run.run_id}; name a checkpoint of this run")
+            parameter.copy_(weights[name])
+    return model

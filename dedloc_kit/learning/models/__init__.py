@@ -1,0 +1,1 @@
+"""Models of the tasks: architectures, first weights, parts, and the loss of large outputs."""

@@ -1,0 +1,189 @@
+"""A published model that training goes on from: every peer knows its shape, the coordinator alone reads its weights.
+
+On the Hub the shape is a small file, pinned by the commit, and every peer reads it there as it reads the tokenizer. A
+folder is the organizer's: its shape stands in the run's file, with the SHA-256 of what it holds, and nobody else needs
+the folder. The weights reach volunteers from the swarm, as every state does.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.learning.models.families import Family
+from dedloc_kit.pretrained import CONFIG, WEIGHTS
+from dedloc_kit.run.places import HAVE_IT_HERE
+from dedloc_kit.run.section import public_name
+
+_MAX_CONFIG_BYTES = 1_000_000
+_COMMIT = r"[0-9a-f]{40}"
+
+
+class Undescribed(UserError):
+    """The run's file does not say what its start is; it lacks these lines."""
+
+    def __init__(self, lines: str) -> None:
+        super().__init__(
+            "task.start is a folder, which volunteers do not have, so the run's file must say what is in it: "
+            "dedloc check RUN.toml prints the lines"
+        )
+        self.lines = lines
+
+
+@dataclass(frozen=True)
+class Start:
+    """What `task.start` names. Raises UserError with the fix if that can be no model.
+
+    :ivar name: `OWNER/NAME@COMMIT` of the Hub, or a folder
+    :ivar sha256: of a folder, as `fingerprint` says
+    """
+
+    name: str
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.is_on_hub:
+            return
+        where, commit = repository_and_revision(self.name) or (None, None)
+        if where is None or self.sha256 is not None:
+            raise UserError("task.start must be OWNER/NAME@COMMIT of the Hub, or a folder together with start_sha256")
+        if not re.fullmatch(_COMMIT, commit or ""):
+            raise UserError(
+                f'task.start must name a commit, so that all begin with the same: "{where}@" and the 40 digits of '
+                f"the newest one on huggingface.co/{where}/commits/main"
+            )
+
+    def look(self) -> None:
+        """Raise UserError if it is not there, is no model, or may not be read."""
+        _ = self.config
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Else it is the organizer's; volunteers know a bare name of it and have no folder."""
+        return "/" in self.name and not Path(self.name).is_absolute()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is if it is the organizer's and lies here."""
+        path = Path(self.name)
+        return path if path.is_absolute() else None
+
+    @property
+    def shown(self) -> str:
+        """Its name for people."""
+        return public_name(self.name)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What its config.json says; raises UserError if there is none."""
+        path = self._files([CONFIG]) / CONFIG
+        try:
+            if path.stat().st_size > _MAX_CONFIG_BYTES:
+                raise ValueError("it is too large")
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+                raise ValueError("it names no model_type")
+        except FileNotFoundError:
+            raise UserError(f"{self.shown} holds no config.json, so it is no model of transformers") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"the config.json of {self.shown} cannot be used ({error}); name another start") from None
+        return values
+
+    def shape(self, family: Family, architecture: str | None, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The architecture and the values of its configuration class.
+
+        :param architecture: that the run names, if it does
+        :param values: those of `task.model`, which go before the start's
+
+        Raises UserError if the run names another architecture than the start's, and Undescribed.
+        """
+        if not self.is_on_hub:
+            if self.sha256 is None or architecture is None or not values:
+                raise Undescribed("" if self.folder is None else self._lines(family))
+            return architecture, dict(values)
+        self.check_architecture(architecture)
+        return self.config["model_type"], family.published(self.config) | dict(values)
+
+    def check_architecture(self, architecture: str | None) -> None:
+        """Raise UserError if the run names another architecture than it has."""
+        found = self.config["model_type"]
+        if architecture not in (None, found, found.removesuffix("_text")):
+            raise UserError(f'task.architecture is "{architecture}", and {self.shown} is "{found}"; leave it out')
+
+    def weights(self) -> Path:
+        """The folder with its config.json and weights, from the Hub if need be.
+
+        Raises UserError if the weights are not in safetensors, or if the folder holds something else than the run's
+        file says.
+        """
+        folder = self._weights()
+        if self.folder is not None and (found := fingerprint(self.folder)) != self.sha256:
+            raise UserError(
+                f"{self.shown} is not what the run's file says: task.start_sha256 must be {found}, if that is the model"
+            )
+        return folder
+
+    def _weights(self) -> Path:
+        folder = self._files([CONFIG, *WEIGHTS])
+        if not any(folder.glob("model*.safetensors")):
+            raise UserError(
+                f"{self.shown} has no weights in safetensors, and others are not read, for they may hold code; load it "
+                "with transformers, write it with save_pretrained, and name that folder"
+            )
+        return folder
+
+    def _files(self, patterns: list[str]) -> Path:
+        if self.folder is not None:
+            if not self.folder.is_dir():
+                raise UserError(f"task.start: there is no folder {self.folder}; correct it")
+            return self.folder
+        if not self.is_on_hub:
+            raise UserError(f"task.start: {self.name} is a folder of the organizer's; {HAVE_IT_HERE}")
+        where, commit = repository_and_revision(self.name) or ("", None)
+        try:
+            return model_files(where, str(commit), patterns)
+        except HubUnavailable as error:
+            raise UserError(f"task.start: {where} cannot be read now ({error}); try again later") from None
+
+    def _lines(self, family: Family) -> str:
+        """What the run's file has to say of a folder."""
+        assert self.folder is not None
+        known = family.described(self.config)
+        # transformers believes the tensors: what differs in the file is not tied.
+        if known.get("tie_word_embeddings") and family.unties(family.load(self._weights())):
+            known["tie_word_embeddings"] = False
+        head = [f"architecture = {_toml(self.config['model_type'])}", f'start_sha256 = "{fingerprint(self.folder)}"']
+        model = [f"{key} = {_toml(value)}" for key, value in known.items()]
+        return "\n".join(["put into [task]:", "", *head, "", "and below it:", "", "[task.model]", *model])
+
+
+def fingerprint(folder: Path) -> str:
+    """The SHA-256 of a model's configuration and weights in a folder: of a line with the name and SHA-256 of each."""
+    found = sorted({path for pattern in (CONFIG, *WEIGHTS) for path in folder.glob(pattern)})
+    whole = hashlib.sha256()
+    for path in found:
+        with path.open("rb") as file:
+            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        known = [f"{_key(key)} = {_toml(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(known)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML has escaped
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

@@ -1,0 +1,55 @@
+"""What the organizer decides about codes of pictures: the section `images` of a run's file, which is not of the run."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.pictures.captioned import PictureSource, Wanted
+from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION
+from dedloc_kit.run.loading import IMAGES, local, read_values
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.validation import describe
+
+
+class Training(Section):
+    """How a picture model is trained: `images.training`. The defaults are for pictures of 32 pixels and 256 codes."""
+
+    steps: PositiveInt = 1400
+    batch: PositiveInt = 64
+    """Pictures of a step."""
+    learning_rate: PositiveFloat = 2e-3
+    """The highest; it rises and falls once."""
+    width: int = Field(default=24, ge=8, le=1024, multiple_of=8)
+    """Channels at full size: twice as many take nearly four times as long."""
+    code_width: int = Field(default=8, ge=2, le=256)
+    """Numbers that a code stands for."""
+
+
+class Images(Wanted):
+    """The section `images`."""
+
+    sources: Annotated[tuple[PictureSource, ...], Field(min_length=1)]
+    caption_tokens: Annotated[int, Field(ge=1, le=MAX_CAPTION)] = 256
+    """Of a longer caption no more are kept."""
+    training: Training = Training()
+    """Of a picture model of one's own."""
+
+
+def load_images(path: Path, overrides: Path | None = None) -> Images:
+    """The section of a run's file; local paths in it are taken from the file's folder. UserError with key and fix."""
+    values = read_values(path, overrides).get(IMAGES)
+    if values is None:
+        raise UserError(f"{path} has no section [{IMAGES}]; add one with [[{IMAGES}.sources]], where the pictures are")
+    try:
+        images = Images.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(f"{path}: {IMAGES}.{describe(error, Images)}") from None
+    except TypeError as error:  # TOML dates have no JSON form
+        raise UserError(f"{path}: {IMAGES}: a value has a type that no key takes ({error})") from None
+    absolute = tuple(
+        source.model_copy(update={"dataset": local(source.dataset, path.parent)}) for source in images.sources
+    )
+    return images.model_copy(update={"sources": absolute})

@@ -1,0 +1,218 @@
+"""ALBERT: masked language modelling and sentence order (Lan et al., 2019), as DeDLOC and sahajBERT train it."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+from torch.nn import functional
+from transformers import AlbertConfig, AlbertForPreTraining
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.masking import IGNORED
+from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
+from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.tasks.measuring import hash_of
+from dedloc_kit.learning.tasks.text.common import (
+    TextOptions,
+    TextTask,
+    evaluating,
+    labels_of,
+    parse_options,
+    seeded_weights,
+    tensors,
+)
+from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
+from dedloc_kit.records.evaluation import Evaluation, FillMask
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+
+_EVALUATION_BATCH = 32
+_KEPT = "classifier_kept"
+"""In a batch: bool [samples, hidden_size]."""
+_FUSED = {"gelu_new": "gelu_pytorch_tanh"}
+"""The same function as one kernel: a step is faster by a seventh on a CPU, and the backward pass keeps less."""
+
+
+class AlbertArchitecture(Section):
+    """Keys of `transformers.AlbertConfig`; the defaults are ALBERT-large's. The vocabulary is the tokenizer's."""
+
+    embedding_size: PositiveInt = 128
+    hidden_size: PositiveInt = 1024
+    num_hidden_layers: PositiveInt = 24
+    num_hidden_groups: PositiveInt = 1
+    """Layers in a group share their weights."""
+    inner_group_num: PositiveInt = 1
+    num_attention_heads: PositiveInt = 16
+    intermediate_size: PositiveInt = 4096
+    hidden_act: Literal["gelu_new", "gelu", "relu"] = "gelu_new"
+    hidden_dropout_prob: Dropout = 0.0
+    attention_probs_dropout_prob: Dropout = 0.0
+    classifier_dropout_prob: Dropout = 0.1
+    max_position_embeddings: PositiveInt = 512
+    initializer_range: PositiveFloat = 0.02
+    layer_norm_eps: PositiveFloat = 1e-12
+
+
+class AlbertOptions(TextOptions):
+    """The keys of `task` for ALBERT, beside its name."""
+
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    masking: Literal["tokens", "words"] = "tokens"
+    """`tokens`: each by itself, as BERT and sahajBERT; `words`: whole words, several in a row, as ALBERT."""
+    longest_ngram: PositiveInt = 3
+    """With `words`: at most so many words in a row."""
+    model: AlbertArchitecture = AlbertArchitecture()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "AlbertOptions":
+        model = self.model
+        if self.sequence_length > model.max_position_embeddings:
+            raise ValueError(
+                f"sequence_length must be at most task.model.max_position_embeddings ({model.max_position_embeddings})"
+            )
+        if model.hidden_size % model.num_attention_heads:
+            raise ValueError("model.hidden_size must be a multiple of task.model.num_attention_heads")
+        if model.num_hidden_layers % model.num_hidden_groups:
+            raise ValueError("model.num_hidden_layers must be a multiple of task.model.num_hidden_groups")
+        return self
+
+
+def albert_options(run: RunConfig) -> AlbertOptions:
+    """The run's task options, checked; raises UserError with the key and the fix."""
+    return parse_options(run, AlbertOptions)
+
+
+class Albert(TextTask):
+    """The task `albert`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.options = albert_options(run)
+        super().__init__(run, self.options, sentences=True)
+        longest_ngram = self.options.longest_ngram if self.options.masking == "words" else 0
+        self.pairs = PairBuilder(
+            self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
+        )
+        self._evaluation: list[Batch] = []
+        self._fill_mask: FillMaskSamples | None = None
+
+    def build_model(self) -> nn.Module:
+        architecture = self.options.model.model_dump()
+        architecture["hidden_act"] = _FUSED.get(architecture["hidden_act"], architecture["hidden_act"])
+        config = AlbertConfig(
+            **architecture,
+            vocab_size=len(self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.cls_token_id,
+            eos_token_id=self.tokenizer.sep_token_id,
+            attn_implementation="sdpa",
+        )
+        with seeded_weights(self.run):
+            model: nn.Module = AlbertForPreTraining(config)
+        return model.train()
+
+    @property
+    def unchecked(self) -> str:
+        for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if value := getattr(self.options.model, key):
+                return f"task.model.{key} is {value}, and each device drops others; set it to 0"
+        return ""
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        generator = np.random.default_rng(seed_of(seed, "pairs"))
+        dropped = np.random.default_rng(seed_of(seed, "dropout"))
+        for arrays in self.pairs.batches(self.texts.documents(items), microbatch, generator):
+            yield tensors({**arrays, **self._kept(len(arrays["input_ids"]), dropped)})
+
+    def _kept(self, samples: int, generator: np.random.Generator) -> Arrays:
+        """What the classifier's dropout keeps: in the batch, for each kind of device would draw something else."""
+        architecture = self.options.model
+        if not architecture.classifier_dropout_prob:
+            return {}
+        chances = generator.random((samples, architecture.hidden_size), dtype=np.float32)
+        return {_KEPT: chances >= architecture.classifier_dropout_prob}
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
+
+        Only the masked positions have labels, so only they go through the output layer: at 512 tokens and a vocabulary
+        of 32,000 the scores of one sample would otherwise take 65 MB.
+        """
+        token_scores, order_scores = _scores(model, batch, self.options.model.classifier_dropout_prob)
+        return _loss(token_scores, order_scores, batch)
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        loss = samples = masked = guessed = ordered = 0.0
+        batches = self._evaluation_batches()
+        with evaluating(model) as device:
+            for kept in batches:
+                batch = {name: values.to(device) for name, values in kept.items()}
+                token_scores, order_scores = _scores(model, batch)
+                size = len(order_scores)
+                loss += _loss(token_scores, order_scores, batch).item() * size
+                samples += size
+                masked += len(token_scores)
+                guessed += (token_scores.argmax(-1) == labels_of(batch)).sum().item()
+                ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
+            filled: tuple[FillMask, ...] = ()
+            if self._fill_mask:
+                batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
+                filled = self._fill_mask.filled(_scores(model, batch)[0])
+        metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
+        return Evaluation(loss=loss / samples, metrics=metrics, samples=filled, held_out=self.held_out_hash)
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
+        self.save(model, folder)
+        return fill_mask_usage(repository)
+
+    def _evaluation_batches(self) -> list[Batch]:
+        """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
+        if not self._evaluation:
+            source, items = self.held_out()
+            wanted = self.options.evaluation_samples
+            # A pair takes two sentences, so most documents give one or more; the factor is room for those that do not.
+            documents = self.texts.documents(islice(items, 32 * wanted))
+            generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
+            sizes = [_EVALUATION_BATCH] * (wanted // _EVALUATION_BATCH) + [wanted % _EVALUATION_BATCH]
+            built = self.pairs.batches(documents, _EVALUATION_BATCH, generator)
+            parts = [
+                {name: values[:size] for name, values in arrays.items()}
+                for size, arrays in zip(filter(None, sizes), built, strict=False)
+            ]
+            if not parts:
+                raise UserError(f"no document of {source.dataset} has two sentences; choose other held-out data")
+            self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
+            self._evaluation = [tensors(arrays) for arrays in parts]
+            self.held_out_hash = hash_of(self._evaluation)
+        return self._evaluation
+
+
+def _scores(model: nn.Module, batch: Batch, dropout: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the masked positions [labels, vocabulary] and of the sentence order [samples, 2].
+
+    :param dropout: the classifier's, if the model trains
+    """
+    albert: Any = model
+    hidden, pooled = albert.albert(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        token_type_ids=batch["token_type_ids"],
+    )[:2]
+    if model.training and dropout:
+        pooled = pooled * batch[_KEPT] / (1 - dropout)
+    return albert.predictions(hidden[batch["labels"] != IGNORED]), albert.sop_classifier.classifier(pooled)
+
+
+def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+    # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
+    masked_loss = functional.cross_entropy(token_scores.float(), labels_of(batch))
+    order_loss = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"])
+    return masked_loss + order_loss

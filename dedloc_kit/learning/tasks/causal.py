@@ -1,0 +1,218 @@
+"""Causal language modelling: a decoder of transformers tells each next token, in packed documents."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.experts.mixture import imbalance_of
+from dedloc_kit.learning.data.masking import IGNORED
+from dedloc_kit.learning.data.packing import Pack
+from dedloc_kit.learning.models.families import DECODERS, softcap
+from dedloc_kit.learning.models.output_loss import output_loss
+from dedloc_kit.learning.models.parts import Cut, check_divisible, copies
+from dedloc_kit.learning.models.stage import DecoderStage
+from dedloc_kit.learning.models.to_transformers import stock, why_not_stock
+from dedloc_kit.learning.models.with_experts import check_experts, give_experts
+from dedloc_kit.learning.task import Batch, StageTask, Usage
+from dedloc_kit.learning.tasks.measuring import hash_of
+from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, tensors
+from dedloc_kit.learning.tasks.text.continuation import Continuations
+from dedloc_kit.learning.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt
+
+_USAGE = """\
+from transformers import pipeline
+
+write = pipeline("text-generation", model="{repository}")
+print(write("Put the beginning of a text here", max_new_tokens=50, do_sample=True)[0]["generated_text"])
+"""
+
+
+class CausalOptions(PackedOptions):
+    """The keys of `task` for a decoder, beside its name."""
+
+    architecture: str = "llama"
+    shared_layers: PositiveInt = 1
+    """So many layers, one after the other, have the same weights: of `num_hidden_layers` so much less is stored,
+    averaged and sent."""
+
+
+class Causal(PackedTask):
+    """The task `causal`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.options = parse_options(run, CausalOptions)
+        super().__init__(run, self.options, DECODERS, _edges)
+        self._evaluation: list[Batch] = []
+        self._bytes = 0.0
+        self._continuations: Continuations | None = None
+        layers, shared = self.config().num_hidden_layers, self.options.shared_layers
+        if layers % shared:
+            raise UserError(f"task.shared_layers must divide task.model.num_hidden_layers ({layers})")
+        if shared > 1 and self.options.start:
+            raise UserError(
+                "the layers of task.start have weights of their own; remove task.shared_layers or the start"
+            )
+        if run.experts is not None:
+            check_experts(self.config(), run.experts)
+
+    def build_model(self) -> nn.Module:
+        if self.run.pipeline is None and self.options.shared_layers == 1:
+            model = super().build_model()
+            if self.run.experts is not None:
+                give_experts(model, self.family, self.run.experts, self.run.run_id)
+            return model
+        cut = self.cut()
+        model = cut.whole([cut.build(number) for number in range(len(cut.layers))])
+        self.family.check(model)
+        return model
+
+    def why_without_experts(self) -> str:
+        if self.options.shared_layers > 1:
+            return "layers that share weights would share a gate, but no experts; remove task.shared_layers"
+        if self.options.start:
+            return "task.start is a whole model, which has no experts; remove the start"
+        return ""
+
+    def why_unwritten(self) -> str:
+        return why_not_stock(self.config().model_type)
+
+    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
+        assert self.run.experts is not None
+        return stock(model, self.run.experts, folder)
+
+    def why_undivided(self) -> str:
+        assert self.run.pipeline is not None
+        if self.options.start:
+            return "task.start is a whole model, from which stages cannot go on yet; remove one of them"
+        if self.config().tie_word_embeddings:
+            return "the first and the last stage cannot share a matrix; set task.model.tie_word_embeddings to false"
+        if dropping := self.dropping():
+            return dropping
+        cut, stages, shared = self.cut(), self.run.pipeline.stages, self.options.shared_layers
+        layers = cut.config.num_hidden_layers
+        if isinstance(stages, int) and stages > (own := layers // shared):
+            return f"the model has {own} layers with weights of their own; set pipeline.stages to at most that"
+        if sum(cut.layers) != layers:
+            return f"pipeline.stages has {sum(cut.layers)} layers, task.model.num_hidden_layers is {layers}"
+        if any(count % shared for count in cut.layers):
+            return f"{shared} layers share weights: every number in pipeline.stages must be a multiple of that"
+        try:
+            check_divisible(cut.config)
+        except UserError as error:
+            return f"{error}; choose another task.architecture"
+        return ""
+
+    @property
+    def sample_tokens(self) -> int:
+        return self.options.sequence_length
+
+    def stage(self, number: int) -> StageTask:
+        length, unlabelled = self.options.sequence_length, self.begin != self.end
+        return DecoderStage(self.cut(), number, length, unlabelled, self.parameter_groups, self._loss)
+
+    def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
+        return self.cut().whole(stages)
+
+    def cut(self) -> Cut:
+        """How the run divides the model; one part where it does not."""
+        config, pipeline, shared = self.config(), self.run.pipeline, self.options.shared_layers
+        layers: int = config.num_hidden_layers
+        if pipeline is None:
+            counts: tuple[int, ...] = (layers,)
+        elif isinstance(pipeline.stages, int):
+            bounds = [layers // shared * number // pipeline.stages for number in range(pipeline.stages + 1)]
+            counts = tuple((end - begin) * shared for begin, end in pairwise(bounds))
+        else:
+            counts = pipeline.stages
+        # All parts of a run have its first weights, whichever id they go by.
+        return Cut(config, shared, counts, f"{self.run.name}-{self.run.fingerprint}")
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        return map(self._batch, self.packs(items, microbatch))
+
+    def _batch(self, pack: Pack) -> Batch:
+        inputs, labels = pack.ids[:, :-1], pack.ids[:, 1:]
+        if self.begin != self.end:  # what comes after an end is another document, of which nothing is known yet
+            labels = labels.copy()
+            labels[inputs == self.end] = IGNORED
+        return tensors({"input_ids": inputs, "position_ids": pack.positions, "labels": labels})
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        transformer: Any = model
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
+        loss = self._loss(model, transformer.get_output_embeddings(), hidden, batch["labels"])
+        if self.run.experts is not None:
+            loss = loss + self.run.experts.balance * imbalance_of(model)
+        return loss
+
+    def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden, labels = hidden.flatten(0, 1), labels.flatten()
+        if self.begin != self.end:
+            hidden, labels = hidden[labels != IGNORED], labels[labels != IGNORED]
+        return output_loss(hidden, output, labels, softcap(model))
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The loss per token in nats, `perplexity`, `bits per byte`, and held-out beginnings that the model continues.
+
+        Bits per byte: what all tokens of the held-out sequences take, the ends of documents included, over the bytes
+        of their texts in UTF-8 as they were before the tokenizer. So runs with different vocabularies compare.
+        """
+        batches = self.held_out_batches()
+        with evaluating(model) as device:
+            nats = tokens = 0.0
+            for kept in batches:
+                batch, labels = {name: values.to(device) for name, values in kept.items()}, self.weight(kept)
+                nats += self.loss(model, batch, 0).item() * labels
+                tokens += labels
+            samples = self._continuations.written(model) if self._continuations else ()
+        return self.evaluation_of(nats / tokens).model_copy(update={"samples": samples})
+
+    def weight(self, batch: Batch) -> float:
+        return float((batch["labels"] != IGNORED).sum())
+
+    def evaluation_of(self, loss: float) -> Evaluation:
+        tokens = sum(map(self.weight, self.held_out_batches()))
+        told = {"perplexity": math.exp(min(loss, 30.0)), BITS_PER_BYTE: loss * tokens / math.log(2) / self._bytes}
+        metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
+        return Evaluation(loss=loss, metrics=metrics, held_out=self.held_out_hash)
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        if not self._evaluation:
+            held_out = self.held_out_packs()
+            self._bytes = held_out.bytes
+            self._continuations = Continuations(held_out.documents, self.tokenizer, self.begin, self.run.seed)
+            self._evaluation = [self._batch(pack) for pack in held_out.packs]
+            self.held_out_hash = hash_of(self._evaluation)
+        return self._evaluation
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModelForCausalLM`, `AutoTokenizer` and the pipeline `text-generation` of transformers load.
+
+        The tokenizer puts the token in front of a text that stood there in training. Of weights that layers share each
+        gets its copy. A model with experts is written as an architecture of transformers that tells the same; raises
+        UserError if there is none.
+        """
+        if self.run.experts is not None:
+            model = self.as_stock(model, folder)
+        tensors = copies(model) if self.options.shared_layers > 1 else None
+        self.save(model, folder, begin=self.begin, tensors=tensors)
+        return Usage("transformers", "text-generation", _USAGE.format(repository=repository))
+
+
+def _edges(tokenizer: Any) -> tuple[int, int]:
+    """The tokens that begin and end a document; raises UserError if the tokenizer has no token for it."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise UserError(
+            "the tokenizer has no eos_token, which ends documents; make one with: dedloc tokenizer RUN.toml"
+        )
+    return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end, end

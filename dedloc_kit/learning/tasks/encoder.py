@@ -1,0 +1,108 @@
+"""Masked language modelling without sentence order: an encoder of transformers, on packed documents."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.masking import IGNORED, Masker
+from dedloc_kit.learning.data.packing import Pack
+from dedloc_kit.learning.data.pairs import Arrays
+from dedloc_kit.learning.models.families import ENCODERS
+from dedloc_kit.learning.models.output_loss import best_tokens, output_loss
+from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.tasks.measuring import hash_of
+from dedloc_kit.learning.tasks.text.common import evaluating, labels_of, parse_options, tensors
+from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
+from dedloc_kit.learning.tasks.text.packed import PackedOptions, PackedTask
+from dedloc_kit.records.evaluation import Evaluation, FillMask
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveInt
+from dedloc_kit.run.seeds import seed_of
+
+
+class EncoderOptions(PackedOptions):
+    """The keys of `task` for an encoder, beside its name."""
+
+    architecture: str = "modernbert"
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    masking: Literal["tokens", "words"] = "tokens"
+    """`tokens`: each by itself; `words`: whole words, several in a row."""
+    longest_ngram: PositiveInt = 3
+    """With `words`: at most so many words in a row."""
+
+
+class Encoder(PackedTask):
+    """The task `encoder`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.options = options = parse_options(run, EncoderOptions)
+        super().__init__(run, options, ENCODERS, _edges)
+        longest = options.longest_ngram if options.masking == "words" else 0
+        self.masker = Masker(self.tokenizer, options.mask_probability, longest)
+        self._evaluation: list[Batch] = []
+        self._fill_mask: FillMaskSamples | None = None
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        generator = np.random.default_rng(seed_of(seed, "masks"))
+        return (tensors(self._masked(pack, generator)) for pack in self.packs(items, microbatch))
+
+    def _masked(self, pack: Pack, generator: np.random.Generator) -> Arrays:
+        masked, labels = self.masker.masked(pack.ids.astype(np.int32), generator)
+        return {"input_ids": masked, "position_ids": pack.positions, "labels": labels}
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        transformer: Any = model
+        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), labels_of(batch))
+
+    def _hidden(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """What the output layer gets of the masked tokens alone: nothing else is scored."""
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
+        return self.family.output_inputs(model, hidden[batch["labels"] != IGNORED])
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        transformer: Any = model
+        output = transformer.get_output_embeddings()
+        batches = self._evaluation_batches()
+        loss = masked = guessed = 0.0
+        with evaluating(model) as device:
+            for kept in batches:
+                batch = {name: values.to(device) for name, values in kept.items()}
+                hidden, labels = self._hidden(model, batch), labels_of(batch)
+                loss += output_loss(hidden, output, labels).item() * len(labels)
+                masked += len(labels)
+                guessed += (best_tokens(hidden, output) == labels).sum().item()
+            filled: tuple[FillMask, ...] = ()
+            if self._fill_mask:
+                batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
+                filled = self._fill_mask.filled(output(self._hidden(model, batch)))
+        metrics = {"masked accuracy": guessed / masked}
+        return Evaluation(loss=loss / masked, metrics=metrics, samples=filled, held_out=self.held_out_hash)
+
+    def _evaluation_batches(self) -> list[Batch]:
+        """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
+        if not self._evaluation:
+            generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
+            parts = [self._masked(pack, generator) for pack in self.held_out_packs().packs]
+            self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
+            self._evaluation = [tensors(arrays) for arrays in parts]
+            self.held_out_hash = hash_of(self._evaluation)
+        return self._evaluation
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
+        self.save(model, folder)
+        return fill_mask_usage(repository)
+
+
+def _edges(tokenizer: Any) -> tuple[int, int]:
+    """The tokens that begin and end a document; raises UserError if the tokenizer lacks one, or a mask."""
+    for name in ("cls_token", "sep_token", "mask_token"):
+        if getattr(tokenizer, name) is None:
+            raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+    return tokenizer.cls_token_id, tokenizer.sep_token_id

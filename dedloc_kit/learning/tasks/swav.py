@@ -1,0 +1,284 @@
+"""SwAV: features of pictures without labels, by swapping cluster assignments (Caron et al. 2020, arXiv 2006.09882).
+
+As DeDLOC trains it with volunteers (section 4.1). What is shared and what is not:
+
+- weights and prototypes: their gradients are averaged like all others; the prototypes' first steps are none;
+- the queue of features: each peer's own, never sent;
+- the assignments: over a peer's own microbatch and queue, not over the global batch;
+- batch normalisation: over a peer's own microbatch; no statistics are kept (see `resnet.SwavModel`).
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.pictures.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
+from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
+from dedloc_kit.learning.data.sources.classes import named, names_of
+from dedloc_kit.learning.data.sources.formats import BadRow
+from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
+from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
+from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
+from dedloc_kit.learning.tasks.measuring import hash_of
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
+from dedloc_kit.validation import describe
+
+_EVALUATION_BATCH = 64
+_LOSS_SAMPLES = 256
+"""The loss takes all crops of a sample, so it is measured on fewer."""
+_BARE_SIDE = 32
+_SHOWN_PICTURES, _SHOWN_NEIGHBOURS = 6, 5
+_logger = logging.getLogger(__name__)
+
+
+class SwavOptions(Section):
+    """The keys of `task` for SwAV, beside its name; the defaults are DeDLOC's for ImageNet."""
+
+    picture_size: Annotated[int, Field(ge=8)] = 384
+    """Pixels along each side of the square that a picture is brought to; crops are cut from it."""
+    large: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
+    """Their assignments are what all crops predict."""
+    small: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
+    distortion: Distortion = Distortion()
+    temperature: PositiveFloat = 0.1
+    epsilon: PositiveFloat = 0.03
+    """Of the assignments: smaller is harder."""
+    sinkhorn_iterations: PositiveInt = 3
+    queue: Annotated[int, Field(ge=0)] = 3840
+    """Features of earlier samples that a peer adds to its own microbatch when it assigns; 0: none."""
+    queue_from_step: Annotated[int, Field(ge=0)] = 0
+    """The global step from which on the queue is used: before, features change too fast."""
+    frozen_prototypes: Annotated[int, Field(ge=0)] = 0
+    """Global steps in which the prototypes stay what they are."""
+    label: str = "label"
+    """The column with the classes of the held-out pictures."""
+    evaluation_samples: Annotated[int, Field(ge=2)] = 2000
+    neighbours: PositiveInt = 20
+    model: ResNetArchitecture = ResNetArchitecture()
+
+    @model_validator(mode="after")
+    def _two_views(self) -> "SwavOptions":
+        if self.large.count < 2:
+            raise ValueError("large.count must be at least 2: each crop predicts another one's assignment")
+        return self
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """Labelled pictures."""
+
+    pictures: torch.Tensor
+    """Uint8 [samples, 3, size, size]."""
+    labels: torch.Tensor
+    """Of each, from 0 on."""
+    classes: list[str]
+    """The name of each label."""
+
+    @cached_property
+    def hash(self) -> str:
+        return hash_of([{"pictures": self.pictures, "labels": self.labels}])
+
+    @property
+    def names(self) -> list[str]:
+        """The class of each picture."""
+        return [self.classes[label] for label in self.labels.tolist()]
+
+    def one_of_each(self, most: int) -> torch.Tensor:
+        """The number of the first picture of each class, for at most so many."""
+        firsts = np.unique(self.labels.numpy(), return_index=True)[1]
+        return torch.from_numpy(np.sort(firsts)[:most])
+
+
+class Swav:
+    """The task `swav`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        try:
+            self.options = SwavOptions.model_validate_json(json.dumps(run.task.options))
+        except ValidationError as error:
+            raise UserError(f"task.{describe(error, SwavOptions)}") from None
+        self._queue = FeatureQueue(self.options.queue)
+        self._held_out: _HeldOut | None = None
+        self.neighbours = self.options.neighbours
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
+            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+            model = SwavModel(self.options.model)
+        return model.train()
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """As in SwAV all parameters decay alike."""
+        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        data = self.run.data
+        files = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(files, microbatch, seed)
+
+    @property
+    def unchecked(self) -> str:
+        if self.options.queue:
+            return "the loss depends on a queue that is each volunteer's own; set task.queue to 0"
+        return ""
+
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
+        return encoded_images(source, shard, warn)
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """Pictures, and what is to be cut from them: the same seed leads to the same crops on any device."""
+        generator = np.random.default_rng(seed_of(seed, "crops"))
+        return self._batches(decoded(iter(items), self.options.picture_size), microbatch, generator)
+
+    def _batches(
+        self, pictures: Iterator[Labelled], microbatch: int, generator: np.random.Generator
+    ) -> Iterator[Batch]:
+        while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
+            yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
+
+    def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
+        kinds = {"large": self.options.large, "small": self.options.small}
+        return {
+            name: torch.from_numpy(draw_crops(samples, kind, self.options.distortion, generator))
+            for name, kind in kinds.items()
+            if kind is not None
+        }
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        assert isinstance(model, SwavModel)
+        frozen = step < self.options.frozen_prototypes
+        embeddings, scores = self._views(model, batch, frozen)
+        large = [each.detach() for each in embeddings[: self.options.large.count]]
+        earlier = self._queue.before(step)
+        assignments = self._assignments(model, large, earlier if step >= self.options.queue_from_step else [])
+        if self.options.queue:
+            self._queue.add(large)
+        return swapped_loss(scores, assignments, self.options.temperature)
+
+    def _views(self, model: SwavModel, batch: Batch, frozen: bool = False) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """The embeddings and the scores of each crop."""
+        kinds = [("large", self.options.large), ("small", self.options.small)]
+        crops = [make_crops(batch["pictures"], batch[name], kind.size) for name, kind in kinds if kind is not None]
+        embeddings = model.embed(crops)
+        samples = len(batch["pictures"])
+        return embeddings.split(samples), model.scores(embeddings, frozen).split(samples)
+
+    @torch.no_grad()
+    def _assignments(
+        self, model: SwavModel, large: list[torch.Tensor], earlier: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        together = [torch.cat(pair) for pair in zip(earlier, large, strict=True)] if earlier else large
+        return [
+            sinkhorn(model.scores(each), self.options.epsilon, self.options.sinkhorn_iterations)[-len(own) :]
+            for each, own in zip(together, large, strict=True)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The training loss (without queue) on held-out pictures, and the classes that their neighbours tell."""
+        assert isinstance(model, SwavModel)
+        held_out, features_of = self._evaluation_pictures(), self.features(model)
+        features = torch.cat([features_of(part) for part in held_out.pictures.split(_EVALUATION_BATCH)])
+        accuracy = knn_accuracy(features, held_out.labels.to(features.device), self.neighbours)
+        asked = held_out.one_of_each(_SHOWN_PICTURES).to(features.device)
+        samples, small = neighbour_samples(features, held_out.pictures, held_out.names, asked, _SHOWN_NEIGHBOURS)
+        loss = self._held_out_loss(model, held_out.pictures)
+        metrics = {"k-NN accuracy": accuracy}
+        return Evaluation(loss=loss, metrics=metrics, samples=samples, pictures=small, held_out=held_out.hash)
+
+    def labelled(self, held_out: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
+        """Pictures at the size of a large crop."""
+        if held_out:
+            kept = self._evaluation_pictures()
+            pictures, names = iter(kept.pictures), iter(kept.names)
+            while some := list(islice(pictures, _EVALUATION_BATCH)):
+                yield torch.stack(some), list(islice(names, len(some)))
+        for source in () if held_out else self.run.data.train:
+            items = self._labelled(source)
+            while found := list(islice(items, _EVALUATION_BATCH)):
+                yield _stacked([pixels for pixels, _ in found]), [str(label) for _, label in found]
+
+    @torch.no_grad()
+    def features(self, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """With the statistics of batch normalisation measured on the held-out pictures."""
+        assert isinstance(model, SwavModel)
+        device = next(model.parameters()).device
+        held_out = self._evaluation_pictures().pictures.split(_EVALUATION_BATCH)
+        fixed = calibrated(model, (as_they_are(part.to(device)) for part in held_out))
+
+        @torch.no_grad()
+        def features_of(pictures: torch.Tensor) -> torch.Tensor:
+            return fixed.features(as_they_are(pictures.to(device)))
+
+        return features_of
+
+    def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
+        """Pixels, of large pictures those of a smaller copy."""
+        side = min(_BARE_SIDE, samples.shape[-1])
+        return nn.functional.interpolate(samples.float(), size=(side, side), mode="area").flatten(1)
+
+    def _held_out_loss(self, model: SwavModel, pictures: torch.Tensor) -> float:
+        device = next(model.parameters()).device
+        generator = np.random.default_rng(seed_of(self.run.seed, "evaluation crops"))
+        some, total = pictures[:_LOSS_SAMPLES], 0.0
+        for part in some.split(_EVALUATION_BATCH):
+            batch = {"pictures": part, **self._drawn(len(part), generator)}
+            embeddings, scores = self._views(model, {name: values.to(device) for name, values in batch.items()})
+            assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
+            total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
+        return total / len(some)
+
+    def _evaluation_pictures(self) -> _HeldOut:
+        """Kept in memory, in an order of their own."""
+        if self._held_out is None:
+            source = self.run.data.evaluation
+            if source is None:
+                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+            samples = list(islice(self._labelled(source), self.options.evaluation_samples))
+            classes, labels = np.unique([str(label) for _, label in samples], return_inverse=True)
+            if len(classes) < 2:
+                raise UserError(
+                    f"the first {len(samples)} labelled pictures of {source.dataset} are not of two classes or more; "
+                    "choose held-out data with several classes, in a mixed order"
+                )
+            # In an order of our own: batch normalisation must not meet one class at a time.
+            order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(samples))
+            pictures = _stacked([samples[number][0] for number in order])
+            self._held_out = _HeldOut(pictures, torch.from_numpy(labels[order]), classes.tolist())
+        return self._held_out
+
+    def _labelled(self, source: Source) -> Iterator[Labelled]:
+        """The source's pictures at the size of a large crop, with the names of their classes, in their order."""
+
+        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
+            names = names_of(source, shard, self.options.label, warn)
+            for item in encoded_images(source, shard, warn, self.options.label):
+                if isinstance(item, Encoded):
+                    item.label = named(item.label, names)
+                yield item
+
+        return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size)
+
+
+def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:
+    """Uint8 [samples, 3, size, size], with the colours side by side in the memory, as they come."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)

@@ -1,0 +1,179 @@
+"""Pictures from text: a transformer that goes on from a caption with the codes of a picture.
+
+As "Training Transformers Together" does (Borzunov et al. 2022, arXiv 2207.03481). What makes codes of pictures and
+pictures of codes was trained before and stays as it is: only the organizer and the coordinator need it.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
+from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.models.output_loss import output_loss
+from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
+from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.tasks.drawing.classifier import SAMPLES as CLASSIFIED
+from dedloc_kit.learning.tasks.drawing.generation import generate
+from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
+from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
+from dedloc_kit.learning.tasks.drawing.recognition import Recognition
+from dedloc_kit.learning.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
+from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
+from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, seeded_weights
+from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.run.task import Source
+
+_DRAWN_FROM = 10
+"""Times as many held-out samples."""
+_MOST = 1e9
+"""What a diverged model's losses exceed is not told."""
+_logger = logging.getLogger(__name__)
+
+
+class TextToImage:
+    """The task `text-to-image`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.options = parse_options(run, TextToImageOptions)
+        self.tokenizer = BareTokenizer(self.options.tokenizer)
+        self.shape = self.options.shape(self.tokenizer.tokens)
+        self.unchecked = ""
+
+    def build_model(self) -> nn.Module:
+        with seeded_weights(self.run):
+            return DrawingTransformer(self.shape).train()
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Matrices decay; biases and scales, those of the branches too, do not."""
+        assert isinstance(model, DrawingTransformer)
+        matrices = [each for each in model.parameters() if each.ndim == 2]
+        rest = [each for each in model.parameters() if each.ndim != 2]
+        return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        data = self.run.data
+        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(samples, microbatch, seed)
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """Captions with their places filled up, some left out, and codes."""
+        samples, generator = iter(items), np.random.default_rng(seed_of(seed, "captions"))
+        while some := list(islice(samples, microbatch)):
+            told = generator.random(len(some)) >= self.options.unconditional
+            yield self._batch(some, told)
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        assert isinstance(model, DrawingTransformer)
+        captions, codes = batch["captions"], batch["codes"]
+        after_tokens, after_codes = model(captions, codes[:, :-1])
+        of_text = output_loss(after_tokens.flatten(0, 1), model.text_output, captions[:, 1:].flatten())
+        of_codes = output_loss(after_codes.flatten(0, 1), model.code_output, codes.flatten())
+        weight = self.options.image_weight
+        return (of_text + weight * of_codes) / (1 + weight)
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The loss of the codes after their captions, what it is without them or with others, and drawings."""
+        assert isinstance(model, DrawingTransformer)
+        exam, shown, recognition = self._exam, self._shown, self._recognition
+        with evaluating(model):
+            loss, metrics = exam.taken(model)
+            samples, pictures = shown.drawn(model)
+            if recognition is not None:
+                metrics |= recognition.shares(model)
+        told = {name: value for name, value in metrics.items() if value < _MOST}
+        return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures, held_out=self._held_out.hash)
+
+    @cached_property
+    def _recognition(self) -> Recognition | None:
+        """None where no pictures have classes, or none are to be drawn."""
+        options, held_out = self.options, self._held_out
+        if not options.drawn or not any(held_out.labels):
+            return None
+        seed = seed_of(self.run.seed, "classifier")
+        return Recognition(held_out, self._to_classify, self.decode, options.drawn, options.how, seed)
+
+    def _to_classify(self) -> Iterable[Captioned]:
+        data, seed = self.run.data, seed_of(self.run.seed, "classified")
+        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=CLASSIFIED, warn=_logger.warning)
+        return islice(samples, CLASSIFIED)
+
+    @cached_property
+    def _shown(self) -> ShownDrawings:
+        held_out = self._held_out
+        some = first_different(held_out.captions, SHOWN)
+        captions, codes = held_out.captions[some], held_out.codes[some]
+        texts = [
+            self.tokenizer.text([token for token in ids if token < self.shape.tokens]) for ids in captions.tolist()
+        ]
+        seed = seed_of(self.run.seed, "drawings")
+        return ShownDrawings(texts, captions, codes, self.decode, self.options.how, seed)
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """A model with its tokenizer and its picture model, and a file of Python that draws with them."""
+        from dedloc_kit.learning.tasks.drawing.export import export
+
+        assert isinstance(model, DrawingTransformer)
+        return export(model, self.tokenizer, self.options.pictures, self.options.how, folder, repository)
+
+    def draw_codes(self, model: nn.Module, captions: Sequence[str], seed: int) -> torch.Tensor:
+        """The codes of a picture for each caption, int64 [captions, codes] on the CPU."""
+        assert isinstance(model, DrawingTransformer)
+        ids = self.shape.padded([self.tokenizer.ids(caption) for caption in captions])
+        return generate(model, ids, self.options.how, seed)
+
+    @cached_property
+    def _pictures(self) -> PictureModel:
+        return load_picture_model(self.options.pictures)
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """The pictures, uint8 [pictures, 3, size, size], of codes int64 [pictures, codes].
+
+        Raises UserError with the fix if the picture model is not there.
+        """
+        return self._pictures.decode(codes.unflatten(1, (self.shape.side, self.shape.side)))
+
+    @cached_property
+    def _exam(self) -> CaptionExam:
+        return CaptionExam(self._held_out, self.options.ranked, seed_of(self.run.seed, "captions"))
+
+    @cached_property
+    def _held_out(self) -> HeldOut:
+        """So many as `task.evaluation_samples` says, drawn from more: one class may follow the other in a file."""
+        source, wanted = self.run.data.evaluation, self.options.evaluation_samples
+        if source is None:
+            raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+        found = list(islice(in_order(source, self.read, warn=_logger.warning), _DRAWN_FROM * wanted))
+        order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(found))[:wanted]
+        samples = [found[number] for number in order]
+        if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
+            raise UserError(f"{source.dataset} holds fewer than two different captions; choose other held-out data")
+        batch = self._batch(samples, [True] * len(samples))
+        return HeldOut(batch["captions"], batch["codes"], [sample.label for sample in samples])
+
+    def _batch(self, samples: list[Captioned], told: Iterable[Any]) -> Batch:
+        captions = [sample.caption.tolist() if has else [] for sample, has in zip(samples, told, strict=True)]
+        codes = np.stack([sample.codes for sample in samples]).astype(np.int64)
+        return {"captions": self.shape.padded(captions), "codes": torch.from_numpy(codes)}
+
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Captioned]:
+        if not source.tokenized:
+            raise UserError(
+                f"{source.dataset} holds pictures, and volunteers read codes: write them with dedloc images RUN.toml "
+                "--shards, and name those with tokenized = true"
+            )
+        vocabulary_hash = self.tokenizer.vocabulary_hash
+        return read_code_shard(shard, self.options.pictures, vocabulary_hash, self.tokenizer.tokens, warn)

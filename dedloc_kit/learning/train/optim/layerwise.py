@@ -1,0 +1,41 @@
+"""What the optimizers for large batches have in common: each parameter tensor gets a step by its own norms."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.learning.train.eager import Eager
+
+_BLOCK = 4096
+
+
+class LayerwiseOptimizer(Eager, torch.optim.Optimizer):
+    """An optimizer that updates the parameters which have a gradient, group by group."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # nobody has a closure
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._update(params, group)
+
+    @abstractmethod
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Update these parameters of a group; each has a gradient."""
+
+
+def blockwise_norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm as a float64 scalar.
+
+    Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32
+    elements takes ten times as long. Threads share out whole blocks, so their number does not show in the result.
+    """
+    flat = tensor.reshape(-1)
+    whole = flat.numel() // _BLOCK * _BLOCK
+    block_norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
+    rest_norm = torch.linalg.vector_norm(flat[whole:]).view(1)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([block_norms, rest_norm]).double())
+    return norm

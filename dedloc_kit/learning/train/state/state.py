@@ -1,0 +1,430 @@
+"""The training state that all peers share, and the replica of its parameters that a volunteer computes with."""
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.learning.train.flat import FlatLayout, Room, placed, shared_zeros
+from dedloc_kit.learning.train.optim.layerwise import blockwise_norm
+from dedloc_kit.learning.train.optim.portable import norm
+from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.learning.train.state.checkpoint import is_finite
+from dedloc_kit.records.orders import Decay
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Receipt
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.seeds import seed_of
+
+KEPT_ROUNDS = 16
+MAX_RECEIPT_BYTES = 8_000_000
+"""Receipts are handed over with the tensors: those of 1700 global steps of five peers, or of 200 of forty."""
+
+SKETCH_BLOCK = 4096
+SKETCH_SIZE = 4
+SKETCH_TOLERANCE = 1e-5
+"""Relative. Peers take bit-identical steps on like machines; a different processor may round differently, which adds
+up to less than this, while a missed or halved step is far more."""
+
+
+class Position(NamedTuple):
+    """A state of the run: peers at the same one took the same steps."""
+
+    step: int
+    round: str
+
+
+START = Position(0, "")
+
+RATE, REWOUND = "rewind.rate", "rewind.step"
+DECAY_START, DECAY_STEPS = "decay.start", "decay.steps"
+NOTHING_ORDERED = {
+    RATE: torch.ones(1, dtype=torch.float64),
+    REWOUND: torch.zeros(1, dtype=torch.int64),
+    DECAY_START: torch.zeros(1, dtype=torch.int64),
+    DECAY_STEPS: torch.zeros(1, dtype=torch.int64),
+}
+"""What the organizer's orders have left in a state, before there were any. Older checkpoints lack some of it."""
+
+
+class Stepping(Protocol):
+    """An optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+    def step(self) -> Any: ...
+
+
+class SharedOptimizer(Stepping, Protocol):
+    """An optimizer whose state exists from its construction on."""
+
+    def state_tensors(self) -> list[Tensor]: ...
+
+
+class TrainingState:
+    """What a newcomer downloads, a checkpoint holds and every complete round changes alike on all peers.
+
+    It lives on the CPU, beside the device that a volunteer trains on, so that a global step can be taken in the
+    background while the device goes on.
+
+    :param model: on the CPU; it is taken over, its parameters become parts of one flat vector
+    :param room: where all that lies, and copies of it
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        make_optimizer: Callable[[torch.nn.Module], SharedOptimizer],
+        run: RunConfig,
+        room: Room = shared_zeros,
+    ) -> None:
+        self.model, self.run, self.run_id, self.room = model, run, run.run_id, room
+        parameters = list(model.parameters())
+        self.layout = FlatLayout.of(parameters)
+        # Shared: the process that averages is forked later and would keep a copy of what is overwritten here.
+        self.flat = room(self.layout.size)
+        # Their memory is not let go before the optimizer has its zeros: new memory that nobody has written to is none
+        # yet, and a process that is forked now takes none of it.
+        before = [parameter.data for parameter in parameters]
+        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+        self.parameters = parameters
+        self.optimizer = make_optimizer(model)
+        del before
+        if room is not shared_zeros:
+            for tensor in self.optimizer.state_tensors():
+                tensor.data = placed(tensor, room)
+        self.step = 0
+        self.rounds: tuple[str, ...] = ()
+        self.receipts: tuple[Receipt, ...] = ()
+        """Of the latest global steps, for peers who missed them."""
+        self._ordered = {name: tensor.clone() for name, tensor in NOTHING_ORDERED.items()}
+        self.decay: Decay | None = None
+        """Of the learning rate, once it has begun."""
+        # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
+        self.lock = threading.Lock()
+        self._listener: Callable[[], None] = lambda: None
+        self._take_sketch()
+
+    def another(
+        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer]
+    ) -> "TrainingState":
+        """One that has taken no step, in the same room."""
+        return type(self)(model, make_optimizer, self.run, self.room)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Let somebody be told, in the thread that has changed them, whenever these are other parameters."""
+        self._listener = listener
+
+    @property
+    def round(self) -> str:
+        """The all-reduce that led to this state; empty before the first."""
+        return self.rounds[-1] if self.rounds else ""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.round)
+
+    @property
+    def rate(self) -> float:
+        """What the configured learning rate is multiplied with, by the organizer's rewinds."""
+        return float(self._ordered[RATE])
+
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a global step that has been taken."""
+        return learning_rate(self.run.optimizer, step - 1, self.decay) * self.rate
+
+    @property
+    def rewound(self) -> int:
+        """The newest global step that took over an earlier state; 0 if none did."""
+        return int(self._ordered[REWOUND])
+
+    @property
+    def info(self) -> StateInfo:
+        return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
+
+    def apply(self, average: Tensor, receipt: Receipt, decay: int = 0) -> None:
+        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer.
+
+        :param average: float32 [layout.size] on the CPU; what it holds afterwards does not matter
+        :param decay: over so many global steps the organizer lets the rate fall, by the order in this receipt; where it
+            falls already this changes nothing
+        """
+        falling = self.decay or self._begun(decay, receipt.step)
+        if self.run.averaging.mode == "global-batch":
+            scale = self.run.optimizer.max_gradient_norm / (norm(average.numpy()) + 1e-6)
+            if scale < 1.0:
+                average.mul_(scale)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * learning_rate(self.run.optimizer, self.step, falling)
+        with self.lock:
+            for parameter, view in zip(self.parameters, self.layout.views(average), strict=True):
+                parameter.grad = view
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+            if falling is not None:
+                self._ordered[DECAY_START].fill_(falling.start)
+                self._ordered[DECAY_STEPS].fill_(falling.steps)
+            self.decay = falling
+            self._count(receipt)
+            self._take_sketch()
+        self._listener()
+
+    def _begun(self, steps: int, step: int) -> Decay | None:
+        """The decay that begins with a global step; it ends with the run's last one at the latest."""
+        settings = self.run.optimizer
+        steps = min(steps, settings.total_steps - step + 1)
+        return Decay(start=step, steps=steps) if steps > 0 and settings.schedule == "warmup-stable-decay" else None
+
+    def _count(self, receipt: Receipt) -> None:
+        self.step = receipt.step
+        self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        self.receipts = self._with(receipt)
+
+    def _with(self, receipt: Receipt) -> tuple[Receipt, ...]:
+        """The receipts with one more, without the oldest where that would be too much."""
+        receipts = deque([*self.receipts, receipt])
+        size = sum(map(_size, receipts))
+        while size > MAX_RECEIPT_BYTES:
+            size -= _size(receipts.popleft())
+        return tuple(receipts)
+
+    def differs(self, sketch: Sequence[float]) -> bool:
+        """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
+        if len(sketch) != len(self.sketch):
+            return True
+        if not sketch:
+            return False
+        difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
+        return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
+
+    def _take_sketch(self) -> None:
+        """Under the lock: whoever takes over a step takes over its sketch."""
+        self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
+
+    def tensors(self) -> list[Tensor]:
+        """The live tensors, in the order in which they are handed over."""
+        return list(self._named().values())
+
+    @property
+    def loose(self) -> frozenset[int]:
+        """The numbers of the tensors that differ from peer to peer: the model's buffers, which are not averaged."""
+        buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+        return frozenset(number for number, name in enumerate(self._named()) if name in buffers)
+
+    def snapshot(self) -> tuple[torch.nn.Module, Position]:
+        """A copy of the model, and what it is of."""
+        with self.lock:
+            return self.model_copy(), self.position
+
+    def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
+        """A consistent copy, by name."""
+        with self.lock:
+            return {name: placed(tensor, self.room) for name, tensor in self._named().items()}, self.info
+
+    def model_copy(self) -> torch.nn.Module:
+        """A model of its own, of the moment; under the lock, or of any."""
+        own: dict[int, Any] = {
+            id(each): torch.nn.Parameter(placed(each, self.room), each.requires_grad)
+            for each in self.model.parameters()
+        }
+        return copy.deepcopy(self.model, own)  # which takes these for its copies
+
+    @torch.no_grad()
+    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+        """A model of its own with the values of a copy, to be used."""
+        model = self.model_copy()  # of any moment: every value is replaced
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.copy_(tensors[f"model.{name}"])
+        return model.eval()
+
+    @contextmanager
+    def for_newcomer(self) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
+        """What is handed over: metadata and the live tensors, which do not change meanwhile."""
+        with self.lock, torch.no_grad():
+            receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= self.step]
+            yield {"info": self.info.model_dump(), "receipts": receipts}, self.tensors()
+
+    def parameters_copy(self) -> dict[str, Tensor]:
+        """A copy of the parameters alone, by their names in the model."""
+        with self.lock:
+            return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def begin_with(self, model: torch.nn.Module) -> None:
+        """Take over the weights of a model of the same kind before the first step.
+
+        Raises ValueError, and changes nothing, if one of them is not finite.
+        """
+        theirs = [*model.parameters(), *model.buffers()]
+        if not all(map(is_finite, theirs)):
+            raise ValueError("its weights hold numbers that are not finite")
+        with self.lock:
+            for own, other in zip([*self.parameters, *self.model.buffers()], theirs, strict=True):
+                own.copy_(other)
+            self._take_sketch()
+        self._listener()
+
+    def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
+        """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
+        self.load(self._in_order(tensors), info)
+
+    def check_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
+        """Raises ValueError if `load_named` would."""
+        self._check(self._named(), self._in_order(tensors), info)
+
+    def _in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        tensors, names = {**NOTHING_ORDERED, **tensors}, self._named().keys()
+        _check_kind(self._named(), tensors)
+        if names != tensors.keys():
+            raise ValueError("its tensors are not those of the model")
+        return [tensors[name] for name in names]
+
+    def go_back(self, tensors: Mapping[str, Tensor], info: StateInfo, receipt: Receipt, rate: float) -> None:
+        """Let a step be one that takes over an earlier state (a checkpoint); errors as `load`.
+
+        :param rate: a factor of the learning rate, on top of what held at that state
+        """
+        before = {**NOTHING_ORDERED, **tensors}
+        before |= {RATE: before[RATE] * rate, REWOUND: torch.tensor([receipt.step])}
+        rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
+        self.load(self._in_order(before), taken_over, self._with(receipt))
+
+    def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
+        """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
+        mine = self._named()
+        self._check(mine, tensors, info)
+        decay = _decay_of(dict(zip(mine, tensors, strict=True)))
+        with self.lock, torch.no_grad():
+            for own, other in zip(mine.values(), tensors, strict=True):
+                own.copy_(other)
+            self.decay = decay
+            self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
+            self._take_sketch()
+        self._listener()
+
+    def _check(self, mine: Mapping[str, Tensor], tensors: Sequence[Tensor], info: StateInfo) -> None:
+        if info.run_id != self.run_id:
+            raise ValueError(f"the state belongs to the run {info.run_id}")
+        if len(tensors) != len(mine):
+            raise ValueError(f"the state has {len(tensors)} tensors, the model {len(mine)}")
+        for (name, own), other in zip(mine.items(), tensors, strict=True):
+            if own.shape != other.shape or own.dtype != other.dtype:
+                raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
+            if not is_finite(other):
+                raise ValueError(f"'{name}' holds numbers that are not finite")
+        _decay_of(dict(zip(mine, tensors, strict=True)))
+
+    def _named(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
+        tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
+        tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
+        # Tensors, and one for each, so that witnesses prove them like all others; see `training.sketch`.
+        return tensors | self._ordered
+
+
+class Replica:
+    """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
+
+    def __init__(self, state: TrainingState, device: torch.device) -> None:
+        self._state, self.device, self.layout = state, device, state.layout
+        self.model = copy.deepcopy(state.model).to(device)
+        self._round = state.round
+        self.step = state.step
+        """The global step whose parameters it holds."""
+        self.sketch = state.sketch
+        """Of these parameters."""
+
+    @torch.no_grad()
+    def refresh(
+        self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None], gives_buffers: bool = True
+    ) -> None:
+        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
+
+        :param rebase: makes newer parameters those of the model
+        :param forget: called before parameters are taken over that the organizer let the run go back to: what was
+            computed with those of before is of no use
+        :param gives_buffers: otherwise we take over the state's: of the replicas of a host one gives them
+        """
+        state = self._state
+        if (self.step, self._round) == (state.step, state.round):
+            return
+        with state.lock:
+            went_back = state.rewound > self.step
+            if went_back:
+                forget()
+            rebase(state.parameters)
+            for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
+                if gives_buffers and self.step + 1 == state.step and not went_back:
+                    theirs.copy_(own)
+                else:
+                    own.copy_(theirs)
+            self.step, self._round, self.sketch = state.step, state.round, state.sketch
+
+    @contextmanager
+    def holding(self, flat: Tensor, step: int) -> Iterator[None]:
+        """Let it hold the parameters of another step meanwhile: float32 [layout.size], which takes its own ones.
+
+        Both, and its buffers, are afterwards what they were.
+        """
+        buffers, own = [buffer.clone() for buffer in self.model.buffers()], self.step
+        self._swap(flat)
+        self.step = step
+        try:
+            yield
+        finally:
+            self._swap(flat)
+            self.step = own
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    @torch.no_grad()
+    def _swap(self, flat: Tensor) -> None:
+        for parameter, view in zip(self.model.parameters(), self.layout.views(flat), strict=True):
+            mine = parameter.detach().to(view.device, copy=True)
+            parameter.copy_(view)
+            view.copy_(mine)
+
+
+def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
+    """Some projections of the parameters on random signs: |difference of sketches| estimates |difference|.
+
+    The signs of a block of values times signs of its own (tug-of-war sketch, Alon, Matias and Szegedy 1996), so that
+    it costs one pass over the parameters. Empty if they are not finite: those of a training that has diverged.
+    """
+    generator = torch.Generator().manual_seed(seed_of(run_id, "sketch"))
+    whole = flat.numel() // SKETCH_BLOCK * SKETCH_BLOCK
+    inner = torch.randint(0, 2, (SKETCH_BLOCK,), generator=generator).float() * 2 - 1
+    rest = flat[whole:] @ inner[: flat.numel() - whole]
+    blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
+    outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
+    projections = outer @ blocks
+    return tuple(projections.tolist()) if bool(projections.isfinite().all()) else ()
+
+
+def _decay_of(tensors: Mapping[str, Tensor]) -> Decay | None:
+    """What a state says of it; raises ValueError if it makes no sense."""
+    start, steps = int(tensors[DECAY_START]), int(tensors[DECAY_STEPS])
+    return Decay.parse({"start": start, "steps": steps}) if start else None
+
+
+def _check_kind(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if one optimizer's state is in 8 bits and the other's is not."""
+    kept, wanted = (any(tensor.dtype == torch.int8 for tensor in tensors.values()) for tensors in (theirs, mine))
+    if kept and not wanted:
+        raise ValueError('its optimizer keeps its state in 8 bits: set optimizer.state = "8bit"')
+    if wanted and not kept:
+        raise ValueError('its optimizer keeps its state in 32 bits: remove optimizer.state = "8bit"')
+
+
+def _size(receipt: Receipt) -> int:
+    return 200 + sum(map(len, receipt.signed))

@@ -1,0 +1,148 @@
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.stream import mixture
+from dedloc_kit.learning.data.text import token_shards
+from dedloc_kit.learning.data.text.token_shards import read_token_shard, write_token_shards
+from dedloc_kit.learning.data.text.tokens import Document
+from dedloc_kit.run.task import Source
+
+HASH = "0123456789abcdef"
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
+
+
+def make(number: int) -> Iterator[Document]:
+    generator = np.random.default_rng(0)
+    for index in range(number):
+        length = 0 if index == 3 else int(generator.integers(1, 90))
+        ends = np.unique(np.append(generator.integers(1, length + 1, size=3), length)) if length else np.array([])
+        ids = generator.integers(1000, size=length).astype(np.uint16)
+        yield Document(ids, ends.astype(np.uint32))
+
+
+def read(path: Path, vocabulary_hash: str = HASH, vocabulary: int = 1000) -> list[Document]:
+    return list(read_token_shard(Shard(str(path), "parquet"), vocabulary_hash, vocabulary, fail))
+
+
+def same(one: list[Document], other: list[Document]) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(a.ids, b.ids) and np.array_equal(a.ends, b.ends) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_what_is_read_is_what_was_written_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_shards, "_TOKENS_IN_A_FILE", 40_000)
+    documents = list(make(2600))
+    assert write_token_shards(iter(documents), tmp_path, HASH, 1000) == sum(len(d.ids) for d in documents)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"train-{number:05d}.parquet" for number in range(3)]
+    assert same([document for file in files for document in read(file)], documents)
+    assert all(document.ids.dtype == np.uint16 and document.ids.base is None for document in read(files[0]))
+
+
+def test_no_documents_make_no_file(tmp_path: Path) -> None:
+    assert write_token_shards(iter([]), tmp_path, HASH, 1000) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = list(make(1200))
+    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    whole, breaks, warnings = parquet.ParquetFile.read_row_group, [ConnectionError("line is cut")], list[str]()
+
+    def shaky(self: parquet.ParquetFile, group: int, columns: list[str]) -> pyarrow.Table:
+        if group == 1 and breaks:
+            raise breaks.pop()
+        return whole(self, group, columns=columns)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", shaky)
+    monkeypatch.setattr("dedloc_kit.learning.data.sources.shards.RETRY_PAUSES", (0.01,))
+    shard = Shard(str(tmp_path / "train-00000.parquet"), "parquet")
+    assert same(list(read_token_shard(shard, HASH, 1000, warnings.append)), documents)
+    assert len(warnings) == 1
+    assert "line is cut" in warnings[0]
+
+
+def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = list(make(1200))
+    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    whole, groups = parquet.ParquetFile.read_row_group, list[int]()
+
+    def told(self: parquet.ParquetFile, group: int, columns: list[str]) -> pyarrow.Table:
+        groups.append(group)
+        return whole(self, group, columns=columns)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", told)
+    path = str(tmp_path / "train-00000.parquet")
+    for begin, end, of in ((0, 10, [0]), (450, 610, [0, 1]), (500, 1000, [1]), (1100, 1300, [2]), (1200, 1300, [])):
+        groups.clear()
+        found = list(read_token_shard(Shard(path, "parquet", range(begin, end)), HASH, 1000, fail))
+        assert same(found, documents[begin:end])
+        assert groups == of
+
+
+def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -> None:
+    documents = list(make(1200))
+    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    place = {document.ids.tobytes(): number for number, document in enumerate(documents)}
+    source = Source(dataset=str(tmp_path), tokenized=True)
+
+    def reader(_: Source, shard: Shard, warn: Warn) -> Iterator[Document]:
+        return read_token_shard(shard, HASH, 1000, warn)
+
+    begun = set()
+    for seed in range(3):
+        stream = mixture([source], reader, seed=seed, shuffle_buffer=1, warn=fail)
+        found = [place[document.ids.tobytes()] for document in islice(stream, 1200)]
+        assert sorted(found) == sorted(place.values())
+        begun.add(found[0])
+    assert len(begun) == 3
+
+
+def test_the_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    write_token_shards(make(10), tmp_path, HASH, 1000)
+    with pytest.raises(UserError, match=r"train-00000\.parquet was written with another tokenizer"):
+        read(tmp_path / "train-00000.parquet", vocabulary_hash="other")
+
+
+def test_a_file_without_tokens_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["River."]}), tmp_path / "text.parquet")
+    with pytest.raises(UserError, match=r"text\.parquet has no columns 'tokens' and 'sentences'"):
+        read(tmp_path / "text.parquet")
+
+
+@pytest.mark.parametrize(
+    ("ids", "ends", "reason"),
+    [
+        ([[1, 2000]], [[2]], "cannot be"),  # an id beyond the vocabulary
+        ([[1, 2]], [[3]], "cannot be"),
+        ([[1, 2]], [[1]], "cannot be"),
+        ([[1, 2]], [[2, 1, 2]], "cannot be"),
+        ([[1, 2], [3]], [[2], []], "cannot be"),
+        ([[1, 2]], [[0, 2]], "cannot be"),
+        ([[1, None]], [[2]], "empty values"),
+        ([[1, 2], None], [[2], [1]], "empty values"),
+    ],
+)
+def test_lies_in_a_file_are_refused(tmp_path: Path, ids: object, ends: object, reason: str) -> None:
+    columns = {
+        "tokens": pyarrow.array(ids, pyarrow.list_(pyarrow.uint16())),
+        "sentences": pyarrow.array(ends, pyarrow.list_(pyarrow.uint32())),
+    }
+    table = pyarrow.table(columns).replace_schema_metadata({token_shards.VOCABULARY: HASH})
+    parquet.write_table(table, tmp_path / "lies.parquet")
+    with pytest.raises(UserError, match=rf"lies\.parquet.*{reason}"):
+        read(tmp_path / "lies.parquet")

@@ -1,0 +1,154 @@
+"""Tokenizers from whose tokens every text comes back as it was."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
+from dedloc_kit.learning.data.tokenizers.lossless import BYTES, MAX_LETTERS
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED, require
+from dedloc_kit.learning.data.tokenizers.tokenizer import (
+    Tokenization,
+    load_tokenizer,
+    tokenization_of,
+    train_tokenizer,
+    training_text,
+)
+from dedloc_kit.run.task import TaskConfig
+from tests.learning.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
+
+KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "encoder")]
+VOCABULARY = 600
+SOME = [*TEXTS, *LANGUAGES * 3, "  def f(x):\n\n\treturn 12 * x  \r\n"]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=" ".join)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    kind, task = request.param
+    folder = tmp_path_factory.mktemp("made") / "tokenizer"
+    assert VOCABULARY // 2 < train_tokenizer(iter(SOME), VOCABULARY, folder, kind, task) <= VOCABULARY
+    return load_tokenizer(str(folder))
+
+
+ODD = ["<0x41>", "<0x0", "▁", "Ġ", "##a", "\x00", "\x07", "\u200b", "\ufffd", "\ufeff", "\u0301", "𓀀", "\U0010ffff"]
+
+
+@given(
+    text=st.lists(
+        st.sampled_from([*ODD, *" ".join(LANGUAGES).split(" ")])
+        | st.text(st.sampled_from(" \t\n\r\u00a0\u3000\x85\x1c0١১½"), max_size=40)
+        | st.text(max_size=6)
+    ).map("".join)
+)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+def test_every_text_comes_back_exactly_from_its_tokens(tokenizer: Any, text: str) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    assert not {*ids} & {*tokenizer.all_special_ids}
+    assert tokenizer.unk_token is None
+
+
+def test_characters_from_all_of_unicode_come_back(tokenizer: Any) -> None:
+    codes = [*range(0x3000), *range(0x3001, 0x110000, 37)]
+    text = "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_digits_stand_alone_and_a_word_has_the_space_before_it(tokenizer: Any) -> None:
+    ids = tokenizer("Es sind 1234 Café, und ১৯৯৫ kg", add_special_tokens=False)["input_ids"]
+    spelled = [tokenizer.decode([each]) for each in ids]
+    assert {"1", "2", "3", "4"} <= set(spelled)
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("the rivers'  sea\n\n 1x ভালোবাসি")
+    spans = [("the rivers'  sea\n\n 1x ভালোবাসি")[a:b] for _, (a, b) in pieces]
+    assert spans == ["the", " rivers", "'", " ", " sea", "\n\n", " ", "1", "x", " ভালোবাসি"]
+
+
+def test_text_without_spaces_is_cut_into_bounded_pieces_and_comes_back(tokenizer: Any) -> None:
+    generator = random.Random(0)
+    for alphabet in ("กขคงจะาิ", "的一是不了人我在", "?!", " ", "\n", "é"):
+        text = "".join(generator.choices(alphabet, k=20_000))
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert max(b - a for _, (a, b) in pieces) <= MAX_LETTERS + 1
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_each_kind_of_task_has_the_special_tokens_that_it_needs(tokenizer: Any) -> None:
+    causal = tokenizer.cls_token is None
+    require(tokenizer, CAUSAL if causal else MASKED)
+    with pytest.raises(UserError, match="the tokenizer has no mask_token" if causal else "has no bos_token"):
+        require(tokenizer, ["mask_token"] if causal else CAUSAL)
+    ids = tokenizer("the river", "the sea")["input_ids"]
+    around = [tokenizer.decode([each]) for each in ids if each in tokenizer.all_special_ids]
+    assert around == (["<|endoftext|>"] if causal else ["[CLS]", "[SEP]", "[SEP]"])
+    assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.sep_token_id)
+
+
+@pytest.mark.child
+def test_the_same_texts_give_the_same_files_in_every_process(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
+for kind in ("bpe", "unigram-bytes"):
+    train_tokenizer(iter(sys.argv[2:]), 500, Path(sys.argv[1]) / kind, kind, "causal")
+"""
+    texts = [*TEXTS, *LANGUAGES[:4] * 2]
+    subprocess.run([sys.executable, "-c", code, tmp_path / "there", *texts], check=True)
+    for kind in ("bpe", "unigram-bytes"):
+        train_tokenizer(iter(texts), 500, tmp_path / "here" / kind, kind, "causal")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (tmp_path / "here" / kind / name).read_bytes() == (tmp_path / "there" / kind / name).read_bytes()
+
+
+def test_a_rare_character_gets_no_token_and_is_spelled_by_its_bytes(tmp_path: Path) -> None:
+    train_tokenizer(
+        iter(["the river runs to the sea " * 20] * 40 + ["中"]), 400, tmp_path / "t", "unigram-bytes", "causal"
+    )
+    tokenizer = load_tokenizer(str(tmp_path / "t"))
+    assert tokenizer.tokenize("中") == [BYTES[byte] for byte in "中".encode()]
+    assert "中" not in tokenizer.get_vocab()
+
+
+def test_training_text_of_the_exact_kinds_keeps_how_it_is_laid_out() -> None:
+    text = "def f():\n\n\treturn  1\n" * 3
+    assert "".join(training_text(iter([text]), 10_000, 0, "bpe")) == text.rstrip()
+    assert "".join(training_text(iter([text]), 10_000, 0)) == " ".join(text.split())
+
+
+def test_long_lines_without_spaces_give_a_bounded_sample_whatever_the_kind() -> None:
+    long = "".join(random.Random(0).choices("กขคงจะาิ", k=500_000))
+    for kind in get_args(Tokenization):
+        read = list(training_text(iter([long] * 100), 500_000, 0, kind))
+        assert sum(map(len, read)) <= 30_000
+        assert max(map(len, read)) <= 10_000
+
+
+def test_documents_keep_their_spaces(tmp_path: Path) -> None:
+    train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "bpe", "encoder")
+    tokenizer = load_tokenizer(str(tmp_path / "t"))
+    [document] = DocumentTokenizer(tokenizer, "en").documents(["The river  runs. To the sea."])
+    assert tokenizer.decode(document.ids[: document.ends[0]]) == "The river  runs."
+
+
+def test_vocabularies_and_kinds_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.vocabulary must be more than 258"):
+        train_tokenizer(iter(TEXTS), 200, tmp_path / "t", "unigram-bytes", "causal")
+    with pytest.raises(UserError, match='choose "bpe"'):
+        train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "unigram", "causal")
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(iter([]), 400, tmp_path / "t", "bpe", "causal")
+    with pytest.raises(UserError, match="no text"):
+        train_tokenizer(iter([]), 400, tmp_path / "t", "unigram-bytes", "causal")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"task\.tokenization is 'word'; choose one of: unigram, bpe, unigram-bytes"):
+        tokenization_of(TaskConfig.model_validate({"name": "causal", "tokenization": "word"}))
+    assert tokenization_of(TaskConfig(name="causal")) == "bpe"
+    assert tokenization_of(TaskConfig(name="albert")) == "unigram"

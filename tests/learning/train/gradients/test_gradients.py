@@ -1,0 +1,194 @@
+"""Samples are averaged by their number, none is lost by a failed round, and none counts twice."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.gradients.gradients import Gradients
+
+
+@pytest.fixture
+def parameter() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.zeros(3))
+
+
+def give(
+    gradients: Gradients,
+    parameter: torch.nn.Parameter,
+    value: float,
+    samples: int,
+    loss: float = 1.0,
+    step: int = 0,
+) -> bool:
+    parameter.grad = torch.full((3,), value)
+    return gradients.add(loss, samples, step)
+
+
+def empty(parameter: torch.nn.Parameter) -> Gradients:
+    return Gradients([[parameter]], FlatLayout.of([parameter]))
+
+
+def test_uneven_microbatches_are_weighted_by_their_samples(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=1, loss=4.0)
+    give(gradients, parameter, 5.0, samples=3, loss=8.0)
+    assert parameter.grad is None
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == [4.0] * 3
+    assert gradients.tally.outgoing == 4
+    assert gradients.tally.loss == 7.0
+
+
+def test_what_a_failed_round_did_not_average_goes_into_the_next(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 2.0, samples=2)
+    gradients.load_outgoing(mean)
+    give(gradients, parameter, 6.0, samples=6)  # accumulated while the round failed
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == pytest.approx([5.0] * 3)
+    assert gradients.tally.outgoing == 8
+    gradients.count_outgoing()
+    assert (gradients.tally.counted, gradients.tally.samples) == (8, 0)
+
+
+def test_a_follower_sends_zeros_whatever_the_last_average_was(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.full((3,), 7.0)
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == [0.0] * 3
+    assert gradients.tally.loss is None
+
+
+@pytest.mark.parametrize(("loss", "value"), [(math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])
+def test_numbers_that_are_not_finite_are_left_out(parameter: torch.nn.Parameter, loss: float, value: float) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=2)
+    assert not give(gradients, parameter, value, samples=2, loss=loss)
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == [1.0] * 3
+    assert gradients.tally.outgoing == 2
+
+
+def test_samples_in_doubt_count_once_if_the_round_succeeded_for_others(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=4)
+    gradients.load_outgoing(mean)
+    gradients.doubt("aa")
+    gradients.settle(["99", "aa"])
+    assert (gradients.tally.counted, gradients.tally.samples) == (4, 0)
+
+
+def test_samples_of_a_round_that_failed_for_all_are_kept(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=4)
+    gradients.load_outgoing(mean)
+    gradients.doubt("aa")
+    gradients.settle(["99", "bb"])
+    assert (gradients.tally.counted, gradients.tally.samples) == (0, 4)
+
+
+def test_of_a_doubtful_round_that_counted_only_what_was_in_it_is_taken_out(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=4, loss=2.0)
+    gradients.load_outgoing(mean)
+    gradients.doubt("aa")
+    give(gradients, parameter, 7.0, samples=2, loss=5.0)
+    gradients.load_outgoing(mean)  # a second try, before the first one's success was known
+    gradients.doubt("bb")
+    gradients.settle(["aa"])
+    assert (gradients.tally.counted, gradients.tally.samples) == (4, 2)
+    give(gradients, parameter, 9.0, samples=2, loss=3.0)
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == pytest.approx([8.0] * 3)
+    assert (gradients.tally.outgoing, gradients.tally.loss) == (4, 4.0)
+
+
+def test_only_gradients_of_parameters_that_are_too_old_are_dropped(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    give(gradients, parameter, 1.0, samples=4, step=3)
+    gradients.load_outgoing(mean)
+    give(gradients, parameter, 5.0, samples=2, step=4)
+    assert gradients.drop_older_than(3) == 0
+    assert gradients.drop_older_than(4) == 4
+    gradients.load_outgoing(mean)
+    assert mean.tolist() == [5.0] * 3
+    assert gradients.drop_older_than(5) == 2
+
+
+def test_adding_goes_on_while_a_snapshot_is_made(parameter: torch.nn.Parameter) -> None:
+    gradients, mean = empty(parameter), torch.zeros(3)
+    for value in (1.0, 2.0, 3.0):  # both buffers take their turn
+        give(gradients, parameter, value, samples=1)
+        gradients.load_outgoing(mean)
+        assert mean.tolist() == [value] * 3
+        gradients.count_outgoing()
+
+
+class Host:
+    """Two replicas whose gradients tell in a line of work how large they are, and of how many samples."""
+
+    def __init__(self) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        self.gradients = Gradients([[each] for each in self.parameters], FlatLayout.of(self.parameters[:1]))
+        self.mean = torch.zeros(3)
+        self.given = 0
+        self.step = 0
+        self.rounds: list[str] = []
+
+    def give(self, replica: int, samples: int) -> None:
+        self.given += 1
+        self.parameters[replica].grad = torch.full((3,), float(self.given))
+        line = f"{self.given} {samples}".encode()
+        assert self.gradients.add(1.0, samples, self.step, replica, work=line)
+
+    def doubt(self) -> None:
+        self.rounds.append(f"{len(self.rounds):02x}")
+        self.gradients.doubt(self.rounds[-1])
+
+    def outgoing(self) -> list[tuple[int, int]]:
+        """The gradient and the samples of each line."""
+        return [(int(each), int(samples)) for each, samples in map(bytes.split, self.gradients.tally.work)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_of_work_follow_their_samples_whatever_becomes_of_rounds(seed: int) -> None:
+    chance, host = random.Random(seed), Host()
+    for turn in range(300):
+        match chance.choice(["give", "give", "send", "send", "doubt", "settle", "count", "age", "lose", "forget"]):
+            case "give":
+                host.give(chance.randrange(2), chance.randint(1, 4))
+            case "send":
+                host.gradients.load_outgoing(host.mean)
+                lines = host.outgoing()
+                total = sum(samples for _, samples in lines)
+                mean = sum(each * samples for each, samples in lines) / total if total else 0.0
+                assert host.mean.tolist() == pytest.approx([mean] * 3, rel=1e-4), f"turn {turn}"
+            case "doubt":
+                host.doubt()
+            case "settle" if host.rounds:
+                host.gradients.settle([chance.choice(host.rounds)])
+            case "count":
+                host.gradients.count_outgoing()
+            case "age":
+                host.step += 1
+                host.gradients.drop_older_than(host.step - 2)
+            case "lose" if chance.random() < 0.3:
+                host.gradients.leave_out(chance.randrange(2))
+            case "forget" if chance.random() < 0.3:
+                assert host.gradients.forget() >= 0
+        assert sum(samples for _, samples in host.outgoing()) == host.gradients.tally.outgoing, f"turn {turn}"
+
+
+def test_of_a_doubt_that_is_settled_only_the_lines_that_were_outgoing_then_have_counted() -> None:
+    host = Host()
+    host.give(0, 2)
+    host.give(1, 3)
+    host.gradients.load_outgoing(host.mean)
+    host.doubt()
+    host.give(0, 4)
+    host.gradients.load_outgoing(host.mean)
+    assert host.outgoing() == [(1, 2), (2, 3), (3, 4)]
+    host.gradients.settle(host.rounds)
+    assert host.outgoing() == [(3, 4)]
