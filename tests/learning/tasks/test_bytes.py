@@ -12,7 +12,7 @@ from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from tests.learning.tasks.bytes_run import run_of
 
-GUIDE = Path(__file__).parents[2] / "docs" / "adding_a_task.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "adding_a_task.md"
 
 
 def task_of(folder: Path) -> Task:
