@@ -34,22 +34,22 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dedloc_kit.data.pictures.codes import Captioned
-from dedloc_kit.data.pictures.images import Encoded
-from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.mixture import connect
+from dedloc_kit.learning.data.pictures.codes import Captioned
+from dedloc_kit.learning.data.pictures.images import Encoded
+from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.train.optim.build import build_optimizer
+from dedloc_kit.learning.train.state.state import SharedOptimizer, TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run, parse_run
-from dedloc_kit.tasks import Batch, create_task
-from dedloc_kit.training.optimizers.build import build_optimizer
-from dedloc_kit.training.state.state import SharedOptimizer, TrainingState
 from tests.learning import reference_runs as runs
 
-FOLDER = Path(__file__).parent / "references"
+FOLDER = Path(__file__).parent / "reference_data"
 FIGURES = FOLDER / "figures.json"
 STEPS = 10
 SPREAD = 0.1
