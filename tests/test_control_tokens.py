@@ -19,10 +19,9 @@ from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.fertility import fertility
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.learning.evaluate.classification import Classification
 from dedloc_kit.learning.evaluate.dataset import Example
-from dedloc_kit.learning.evaluate.likelihood import causal_queries, masked_queries
-from dedloc_kit.learning.evaluate.ner import Ner
+from dedloc_kit.learning.evaluate.problems import Classification, Ner
+from dedloc_kit.learning.evaluate.queries import causal_queries, masked_queries
 from dedloc_kit.learning.models.picture_model.encoding import Encoder
 from tests.learning.data.texts import BENGALI
 

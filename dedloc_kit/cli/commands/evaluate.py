@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -11,6 +11,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
 from dedloc_kit.run.section import Section
 from dedloc_kit.validation import describe
+
+if TYPE_CHECKING:
+    from dedloc_kit.learning.evaluate.session import Session
 
 SectionKind = TypeVar("SectionKind", bound=Section)
 
@@ -87,35 +90,40 @@ def run(options: argparse.Namespace) -> None:
     kinds: list[type[Section]] = [Settings, LikelihoodSettings, ProbeSettings]
     known = {key for kind in kinds for key in kind.model_fields}
     given = {key: value for key, value in vars(options).items() if key in known and value is not None}
-    common: dict[str, Any] = {"device": options.device, "threads": options.threads, "report": options.json}
     trained = run_of(options) if options.run else None
     if trained is not None:
         from dedloc_kit.learning.task import Probeable, create_task
 
         task = create_task(trained)
         if isinstance(task, Probeable):
-            from dedloc_kit.learning.evaluate.probe import probe
+            from dedloc_kit.learning.evaluate import probe
 
             if options.against:
                 given["against"] = options.against
             reason = "is for language models; leave it out, the run's own data tells what its model knows"
             settings = _valid(ProbeSettings, given, reason)
-            probe(options.checkpoint, settings, trained, task, baseline=options.baseline, **common)
+            probe.evaluate(options.checkpoint, settings, _session(options), trained, task, options.baseline)
             return
 
     if options.task in ("text", "pairs") or (options.task is None and options.against):
-        from dedloc_kit.learning.evaluate.side_by_side import side_by_side
+        from dedloc_kit.learning.evaluate import likelihood
 
         if options.baseline:
             given["baseline"] = True
         fitting = _valid(LikelihoodSettings, given, "is for fine-tuning; leave it out, or choose another --task")
-        side_by_side(options.checkpoint, fitting, trained, options.against, **common)
+        likelihood.evaluate(options.checkpoint, fitting, _session(options), trained, options.against)
         return
 
-    from dedloc_kit.learning.evaluate.evaluate import evaluate
+    from dedloc_kit.learning.evaluate import finetune
 
     tuning = _valid(Settings, given, "is for --task text or pairs; leave it out, or choose one of these")
-    evaluate(options.checkpoint, tuning, trained, options.against, baseline=options.baseline, **common)
+    finetune.evaluate(options.checkpoint, tuning, _session(options), trained, options.against, options.baseline)
+
+
+def _session(options: argparse.Namespace) -> "Session":
+    from dedloc_kit.learning.evaluate.session import Session
+
+    return Session(options.device, options.threads, options.json)
 
 
 def _valid(kind: type[SectionKind], given: dict[str, Any], otherwise: str) -> SectionKind:

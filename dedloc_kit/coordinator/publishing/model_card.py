@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dedloc_kit.coordinator.publishing.scores import Report, table
+from dedloc_kit.coordinator.publishing.scores import table
 from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.hub import described
+from dedloc_kit.learning.evaluate.report import Report
 from dedloc_kit.learning.task import Usage
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.state import STATE_FILE

@@ -1,10 +1,13 @@
-"""Fine-tuning: the whole model learns a labelled task for a few epochs, with AdamW and a linear schedule."""
+"""`dedloc evaluate` by fine-tuning: the whole model learns a labelled task for a few epochs, with several seeds."""
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.masking import IGNORED
-from dedloc_kit.learning.evaluate.dataset import Dataset
-from dedloc_kit.learning.evaluate.problem import Problem, Sample
+from dedloc_kit.learning.evaluate.dataset import Dataset, load_dataset
+from dedloc_kit.learning.evaluate.pretrained import Pretrained, opened
+from dedloc_kit.learning.evaluate.problems import PROBLEMS, Problem, Sample
+from dedloc_kit.learning.evaluate.report import Report, Row, shown
+from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import Settings
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.optimizer import OptimizerConfig
 from dedloc_kit.run.seeds import seed_of
 
@@ -40,6 +47,95 @@ class Samples:
     test: list[Sample]
     pad: int
     """The token that fills up a batch."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A model with the task in its own tokens."""
+
+    name: str
+    pretrained: Pretrained
+    problem: Problem
+    samples: Samples
+    random: bool = False
+    """Whether its weights are drawn anew."""
+
+
+def evaluate(
+    checkpoint: str,
+    settings: Settings,
+    session: Session,
+    run: RunConfig | None = None,
+    against: Sequence[str] = (),
+    baseline: bool = False,
+) -> Report:
+    """Fine-tune the checkpoint once for each seed, score it on the test split and show the scores.
+
+    All rows see the same samples in the same order.
+
+    :param run: of a checkpoint that is weights alone
+    :param against: models to do the same with
+    :param baseline: do the same with random weights of the checkpoint's architecture
+
+    Raises UserError for what the person can put right.
+    """
+    if settings.task == "ner" and find_spec("seqeval") is None:
+        raise UserError("seqeval, which scores entities, is not installed; install it with: pip install seqeval")
+    kind = PROBLEMS[settings.task]
+    names = [checkpoint, *against]
+    with opened(names, run, settings.max_length) as models, session:
+        dataset = load_dataset(settings, kind.check, warn=session.warn)
+        problems = [kind(model.tokenizer, model.max_length, dataset.train) for model in models]
+        classes = problems[0].classes
+        if len(classes) < 2:
+            raise UserError(f"all training samples have the class {classes[0]}; check --label-column")
+        first, *others = (
+            _Candidate(name, model, problem, encode(dataset, problem))
+            for name, model, problem in zip(names, models, problems, strict=True)
+        )
+        sizes = {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
+        session.line(
+            f"{', '.join(f'{count} {split}' for split, count in sizes.items())} samples, "
+            f"{len(classes)} classes, on {session.where}"
+        )
+        if dataset.repeated:
+            session.line(f"{dataset.repeated} training samples were left out: they are in the other splits as well")
+        session.expect((len(names) + baseline) * settings.seeds * steps_of(first.samples, settings))
+        trained = _fine_tuned(first, settings, session)
+        random = {}
+        if baseline:
+            random["random"] = _fine_tuned(replace(first, name="random weights", random=True), settings, session)
+        beside = {other.name: _fine_tuned(other, settings, session) for other in others}
+    return session.finish(
+        Report(
+            checkpoint=checkpoint,
+            settings=settings.model_dump(mode="json"),
+            samples=sizes,
+            metric=kind.metric,
+            over="seeds",
+            trained=trained,
+            against=beside,
+            **random,
+        )
+    )
+
+
+def _fine_tuned(candidate: _Candidate, settings: Settings, session: Session) -> Row:
+    """Fine-tune it with each seed."""
+    scores: list[float] = []
+    seconds = 0.0
+    problem = candidate.problem
+    for number in range(1, settings.seeds + 1):
+        name = f"{candidate.name}, seed {number} of {settings.seeds}"
+        started = time.monotonic()
+        seed = seed_of("evaluation", number)
+        with seeded(seed):
+            model = candidate.pretrained.model(problem, candidate.random).to(session.device)
+            on_step = partial(session.step, name, settings.epochs)
+            scores.append(fine_tune(model, problem, candidate.samples, settings, seed, on_step))
+        seconds += (took := time.monotonic() - started)
+        session.line(f"{name}: {problem.metric} {shown(scores[-1], problem.metric)} % after {took:.0f} s")
+    return Row.of(scores, seconds=round(seconds, 1))
 
 
 def encode(dataset: Dataset, problem: Problem) -> Samples:

@@ -1,137 +1,281 @@
-"""How probable texts are to a language model: the sum of -ln of what it predicted, for each text or word of it.
+"""`dedloc evaluate` without training: how likely held-out text is to a model, or which of two sentences is likelier.
 
-Of a causal model that is the text's likelihood, token after token. A masked model has none; it has a pseudo-likelihood
-(Salazar et al. 2020, arXiv 1910.14659): each word's given all other words. The tokens of a word are predicted from the
-left to the right while those after it are hidden as well (Kauf and Ivanova 2023, arXiv 2305.10588), so that a rare word
-is not easy because the rest of it is there to be seen, and a vocabulary that cuts words into more pieces wins nothing.
+The score of text is bits per byte: both are of the raw text, so that vocabularies do not matter. The score of pairs is
+the share of those whose right sentence is the likelier one. The spread is the one between ten parts of the samples.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
 
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
-
+from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
-from dedloc_kit.learning.evaluate.heldout import words
-from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.learning.evaluate.dataset import Example, held_out_split, read_examples, some, source_of
+from dedloc_kit.learning.evaluate.pretrained import Kind, Pretrained, opened
+from dedloc_kit.learning.evaluate.queries import (
+    Query,
+    causal_queries,
+    drawn,
+    excerpts,
+    masked_queries,
+    negative_log_likelihood,
+    words,
+)
+from dedloc_kit.learning.evaluate.report import Report, Row, shown
+from dedloc_kit.learning.evaluate.session import Session
+from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.loading import local
+from dedloc_kit.run.task import Source
 
-_AT_ONCE = 1024
-"""Tokens: for a vocabulary of 256,000 their scores take 1 GB."""
+DOCUMENTS = 200
+MAX_CHARACTERS = 10_000
+"""Of one document, so that a book does not outweigh all the rest."""
+PAIRS = 1000
+PARTS = 10
+_NOISE = 1e-3
+"""Two sentences of which one is likelier by less are equally likely: a sum depends so much on the rows beside it."""
 
-OnDone = Callable[[int], None]
-"""Is called with how many queries more have been answered."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """One row for the model, and what it is to predict there."""
-
-    owner: int
-    """The number of the text or word whose sum this counts for."""
-    input_ids: list[int]
-    positions: slice
-    """Where the predictions stand."""
-    targets: list[int]
+Ask = Callable[[Sequence[Query], int], list[float]]
+"""Returns the model's sums for the queries of so many owners (see `queries.negative_log_likelihood`)."""
 
 
-def causal_queries(tokenizer: Any, texts: Iterable[str], window: int) -> Iterator[Query]:
-    """Every token of each text is predicted once, with at least half a window before it, or all that there is.
+def evaluate(
+    checkpoint: str,
+    settings: LikelihoodSettings,
+    session: Session,
+    run: RunConfig | None = None,
+    against: Sequence[str] = (),
+) -> Report:
+    """Score a model, and beside it others, on the same samples, and show the scores.
 
-    Raises UserError if the tokenizer has no token for the beginning, from which the first one is predicted.
+    :param run: of a checkpoint that is weights alone; its held-out data is the default for text
+
+    Raises UserError for what the person can put right.
     """
-    first, plain = _beginning(tokenizer), PlainTokenizer(tokenizer)
-    for owner, text in enumerate(texts):
-        ids = [first, *plain.ids(text)]
-        done = 1
-        while done < len(ids):
-            start = 0 if done == 1 else done - window // 2
-            end = min(start + window, len(ids))
-            yield Query(owner, ids[start:end], slice(done - start - 1, end - start - 1), ids[done:end])
-            done = end
-
-
-def _beginning(tokenizer: Any) -> int:
-    """The token from which the first one of a text is predicted: what the tokenizer itself puts there, if it does."""
-    usual = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id]
-    for token in [*tokenizer("")["input_ids"][:1], *usual]:
-        if token is not None:
-            return int(token)
-    raise UserError(
-        f"the tokenizer in {tokenizer.name_or_path} has neither a token that begins a text nor one that ends it; "
-        "give it one (bos_token) and save it again"
+    names = [checkpoint, *against]
+    with opened(names, run, settings.max_length) as models, session:
+        measure = _MEASURES[settings.task](settings, run, min(model.max_length for model in models), session)
+        if not measure.kinds_compare and len({model.kind for model in models}) > 1:
+            kinds = ", ".join(f"{name}: {model.kind or 'none'}" for name, model in zip(names, models, strict=True))
+            raise UserError(
+                f"text tells nothing between causal and masked models ({kinds}); name models of one kind, or compare "
+                "them with --task pairs"
+            )
+        metric = measure.metric(models[0].kind)
+        rows = []
+        for name, model in zip(names, models, strict=True):
+            rows.append(row := _scored(name, model, measure, session))
+            session.line(f"{name}: {shown(row.mean, metric)} on {session.where} after {row.seconds:.0f} s")
+    ours, *others = rows
+    return session.finish(
+        Report(
+            checkpoint=checkpoint,
+            settings=settings.model_dump(mode="json"),
+            samples=measure.samples,
+            metric=metric,
+            over="parts of the samples",
+            trained=ours,
+            against=dict(zip(against, others, strict=True)),
+        )
     )
 
 
-def masked_queries(tokenizer: Any, texts: Iterable[tuple[str, Sequence[int]]], longest: int) -> Iterator[Query]:
-    """Each of the words named by number (see `heldout.words`) in each text is predicted; owners are counted through.
+def _scored(name: str, pretrained: Pretrained, measure: "Measure", session: Session) -> Row:
+    model = pretrained.language_model().to(session.device)
+    pad = pretrained.tokenizer.pad_token_id or 0
+    started = time.monotonic()
 
-    Raises UserError if a text has more tokens than the model takes, or the tokenizer has no mask.
-    """
-    mask = tokenizer.mask_token_id
-    if mask is None:
-        raise UserError(f"the tokenizer in {tokenizer.name_or_path} has no mask token, which a masked model needs")
-    owner, backend = 0, PlainTokenizer(tokenizer).backend
-    for text, numbers in texts:
-        encoded = backend.encode(text)
-        ids = encoded.ids
-        if len(ids) > longest:
-            raise UserError(
-                f"{text!r:.60} has {len(ids)} tokens, {tokenizer.name_or_path} takes {longest}; leave it out, or lower "
-                "--max-length"
+    def ask(queries: Sequence[Query], owners: int) -> list[float]:
+        session.expect(len(queries))
+        sums = negative_log_likelihood(model, queries, owners, pad, partial(session.advance, name))
+        if not all(map(math.isfinite, sums)):
+            raise UserError(f"{name} gives no finite probabilities; its training has diverged, or its file is damaged")
+        return sums
+
+    row = measure.score(name, pretrained, ask)
+    return row.model_copy(update={"kind": pretrained.kind, "seconds": round(time.monotonic() - started, 1)})
+
+
+@dataclass
+class _Total:
+    """Of some texts."""
+
+    nats: float = 0.0
+    bytes: int = 0
+    words: int = 0
+
+    def add(self, text: str, value: float) -> None:
+        self.nats += value
+        self.bytes += len(text.encode())
+        self.words += len(words(text))
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / self.bytes
+
+    @property
+    def perplexity_per_word(self) -> float:
+        return math.exp(min(self.nats / self.words, 700))  # more is no float
+
+
+class Measure(ABC):
+    """Samples on which models are scored, the same for all of them."""
+
+    kinds_compare: ClassVar[bool]
+    """Whether causal and masked models can be compared by it."""
+    samples: dict[str, int]
+    """How many there are, by what they are."""
+
+    @abstractmethod
+    def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
+        """Read the samples; raises UserError for what the person can put right.
+
+        :param longest: so many tokens all models take
+        """
+
+    @abstractmethod
+    def metric(self, kind: Kind | None) -> str:
+        """Return what models of a kind are scored by."""
+
+    @abstractmethod
+    def score(self, name: str, pretrained: Pretrained, ask: Ask) -> Row:
+        """Score a model, which `ask` queries."""
+
+
+class Text(Measure):
+    """Held-out text."""
+
+    kinds_compare = False
+
+    def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
+        self.settings = settings
+        self.longest = longest
+        self.session = session
+        where, self.documents = documents(settings, run, session.warn)
+        self.samples = {
+            "documents": len(self.documents),
+            "bytes": sum(len(text.encode()) for text in self.documents),
+        }
+        session.line(f"{count(self.samples['documents'], 'document')}, {self.samples['bytes']:,} bytes of {where}")
+
+    def metric(self, kind: Kind | None) -> str:
+        return "bits per byte" if kind == "causal" else "bits per byte (pseudo)"
+
+    def score(self, name: str, pretrained: Pretrained, ask: Ask) -> Row:
+        self._tell_what_is_changed(name, pretrained.tokenizer)
+        predicted, queries = (self._whole if pretrained.kind == "causal" else self._words)(pretrained)
+        sums = ask(list(queries), len(predicted))
+        parts: dict[int, _Total] = {}
+        for (document, text), value in zip(predicted, sums, strict=True):
+            parts.setdefault(document % PARTS, _Total()).add(text, value)
+        whole = _Total(*(sum(column) for column in zip(*map(astuple, parts.values()), strict=True)))
+        scores = [part.bits_per_byte for part in parts.values()]
+        return Row.of(scores, mean=whole.bits_per_byte, per_word=whole.perplexity_per_word)
+
+    def _whole(self, pretrained: Pretrained) -> tuple[list[tuple[int, str]], Iterator[Query]]:
+        """What is predicted, each with the number of its document, and the queries for it: all of the text."""
+        queries = causal_queries(pretrained.tokenizer, self.documents, pretrained.max_length)
+        return list(enumerate(self.documents)), queries
+
+    def _words(self, pretrained: Pretrained) -> tuple[list[tuple[int, str]], Iterator[Query]]:
+        """The same for the words that were drawn, each in its excerpt of a document."""
+        size = self.longest - 2  # beside the tokens around it
+        pieces = [(number, piece) for number, text in enumerate(self.documents) for piece in excerpts(text, size)]
+        spans = [words(piece) for _, piece in pieces]
+        hidden = drawn([len(found) for found in spans], self.settings.words)
+        predicted = [
+            (document, piece[slice(*found[number])])
+            for (document, piece), found, numbers in zip(pieces, spans, hidden, strict=True)
+            for number in numbers
+        ]
+        asked = [(piece, numbers) for (_, piece), numbers in zip(pieces, hidden, strict=True) if numbers]
+        return predicted, masked_queries(pretrained.tokenizer, asked, pretrained.max_length)
+
+    def _tell_what_is_changed(self, name: str, tokenizer: Any) -> None:
+        plain = PlainTokenizer(tokenizer)
+        changed = sum(
+            "".join(tokenizer.decode(plain.ids(text), skip_special_tokens=True).split()) != "".join(text.split())
+            for text in self.documents
+        )
+        if changed:
+            self.session.warn(
+                f"the tokenizer of {name} does not give back {changed} of {len(self.documents)} documents as they were "
+                "(case, accents, unknown characters): it has less to predict, which flatters it"
             )
-        ends = [end for _, end in words(text)]
-        parts: list[list[int]] = [[] for _ in [*ends, None]]
-        for position, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
-            if not special:
-                # A token of white space alone belongs to the word after it, as it does where both are one token.
-                parts[bisect_left(ends, end)].append(position)
-        for number in numbers:
-            hidden = list(ids)
-            for position in parts[number]:
-                hidden[position] = mask
-            for position in parts[number]:
-                yield Query(owner, list(hidden), slice(position, position + 1), [ids[position]])
-                hidden[position] = ids[position]
-            owner += 1
 
 
-def nats(model: nn.Module, queries: Iterable[Query], owners: int, pad: int, on_done: OnDone) -> list[float]:
-    """For each owner the sum of -ln of the probabilities of its targets.
+class Pairs(Measure):
+    """Minimal pairs of sentences."""
 
-    :param model: a language model of transformers on its device
-    :param pad: a token that fills up the shorter rows, which the model does not see
+    kinds_compare = True
+
+    def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
+        source, wrong = source_of(settings)
+        split, shards = held_out_split(source, session.warn)
+        read = read_examples(source, wrong, split, shards, pair, session.warn)
+        self.pairs: list[Example] = some(read, settings.samples or PAIRS)
+        self.samples = {"pairs": len(self.pairs)}
+        session.line(f"{count(len(self.pairs), 'pair')} of {source.dataset}, split '{split}'")
+
+    def metric(self, kind: Kind | None) -> str:
+        return "right pairs in %"
+
+    def score(self, name: str, pretrained: Pretrained, ask: Ask) -> Row:
+        texts = [sentence for example in self.pairs for sentence in (example.text, example.label)]
+        if pretrained.kind == "causal":
+            sums = ask(list(causal_queries(pretrained.tokenizer, texts, pretrained.max_length)), len(texts))
+        else:
+            asked = [(text, range(len(words(text)))) for text in texts]
+            owners = sum(len(numbers) for _, numbers in asked)
+            found = iter(ask(list(masked_queries(pretrained.tokenizer, asked, pretrained.max_length)), owners))
+            sums = [sum(next(found) for _ in numbers) for _, numbers in asked]
+        right = [wrong - good > _NOISE for good, wrong in zip(sums[::2], sums[1::2], strict=True)]
+        scores = [sum(part) / len(part) for number in range(PARTS) if (part := right[number::PARTS])]
+        return Row.of(scores, mean=sum(right) / len(right))
+
+
+_MEASURES: dict[str, type[Measure]] = {"text": Text, "pairs": Pairs}
+
+
+def documents(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -> tuple[str, list[str]]:
+    """Read held-out texts, and say where they come from; raises UserError if none is named or it holds none."""
+    source = _source(settings, run, warn)
+    where = f"{source.dataset}, split '{source.split}'"
+    found = [
+        text.strip()[:MAX_CHARACTERS]
+        for text in islice(in_order(source, texts, warn=warn), settings.samples or DOCUMENTS)
+    ]
+    if not found:
+        raise UserError(f"{where}: the column '{source.column}' is empty; name another with --column")
+    return where, found
+
+
+def _source(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -> Source:
+    if settings.dataset is not None:
+        where = local(settings.dataset, Path())
+        source = Source(dataset=where, subset=settings.subset, column=settings.column or "text")
+        return source.model_copy(update={"split": held_out_split(source, warn)[0]})
+    if run is None or run.data.evaluation is None:
+        raise UserError("name a held-out text with --dataset, or with --run a run that has [data.evaluation]")
+    return run.data.evaluation
+
+
+def pair(right: Any, wrong: Any) -> Example | None:
+    """Make an example of a right sentence, the text, and a wrong one, the label; none if they are the same.
+
+    Raises ValueError with what is wrong.
     """
-    device = next(model.parameters()).device
-    model.eval()
-    sums = [0.0] * owners
-    with torch.inference_mode():
-        for batch in _batches(queries):
-            rows = [torch.tensor(query.input_ids) for query in batch]
-            input_ids = pad_sequence(rows, batch_first=True, padding_value=pad)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half_precision(device) is torch.bfloat16):
-                scores = model(input_ids=input_ids.to(device), attention_mask=mask.to(device)).logits
-            for query, row in zip(batch, scores, strict=True):
-                targets = torch.tensor(query.targets, device=device)
-                loss = functional.cross_entropy(row[query.positions].float(), targets, reduction="sum")
-                sums[query.owner] += loss.item()
-            on_done(len(batch))
-    return sums
-
-
-def _batches(queries: Iterable[Query]) -> Iterator[list[Query]]:
-    """The queries by length, with as few tokens at once as fit."""
-    batch: list[Query] = []
-    for query in sorted(queries, key=lambda query: len(query.input_ids)):
-        if batch and (len(batch) + 1) * len(query.input_ids) > _AT_ONCE:
-            yield batch
-            batch = []
-        batch.append(query)
-    if batch:
-        yield batch
+    for sentence in (right, wrong):
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(f"there is {sentence!r:.40}, no sentence; name the columns of the right and the wrong one")
+    return Example(right, wrong) if right != wrong else None

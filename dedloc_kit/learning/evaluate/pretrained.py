@@ -1,7 +1,7 @@
-"""The trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
+"""A trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,7 @@ from dedloc_kit.fetching import fetched
 from dedloc_kit.hub import repository_and_revision
 from dedloc_kit.learning.data.sources.shards import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.learning.evaluate.problem import Problem
+from dedloc_kit.learning.evaluate.problems import Problem
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
@@ -136,6 +136,14 @@ def _kind_of(config: Any) -> Kind | None:
     # BERT's and ALBERT's own training has a second output beside the masked tokens.
     both = {modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(config.model_type)} - {None}
     return "masked" if config.model_type in masked and names & {masked[config.model_type], *both} else None
+
+
+@contextmanager
+def opened(names: Sequence[str], run: RunConfig | None, max_length: int) -> Iterator[list[Pretrained]]:
+    """The models of these names (see `as_folder`); raises UserError if one cannot be loaded."""
+    with ExitStack() as stack:
+        folders = [stack.enter_context(as_folder(name, run)) for name in names]
+        yield [Pretrained(folder, max_length) for folder in folders]
 
 
 @contextmanager

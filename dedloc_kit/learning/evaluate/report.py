@@ -1,31 +1,118 @@
-"""The result of an evaluation for people and as a file."""
+"""The result of an evaluation of any kind: one form for the terminal, the JSON file and the model card."""
 
+import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Literal, Self
 
-from dedloc_kit.errors import UserError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-
-def percent(score: float | None) -> str:
-    """A score from 0 to 1 in percent, to two digits."""
-    return "-" if score is None else f"{100 * score:.2f}"
+_BITS = "bits per byte"
+"""Begins the only metric of which less is better, and which is no share of one."""
 
 
-def spread(scores: Sequence[float]) -> float | None:
+def shown(score: float | None, metric: str) -> str:
+    """Format a score by this metric, or a spread: bits as they are, a share of one in percent."""
+    if score is None:
+        return "-"
+    return f"{score:.4f}" if metric.startswith(_BITS) else f"{100 * score:.2f}"
+
+
+class Scores(BaseModel):
+    """What one model scored by one metric."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    scores: tuple[float, ...] = ()
+    """One for each seed or part of the samples."""
+    mean: float
+    spread: float | None = None
     """The sample standard deviation; none for a single score."""
-    return statistics.stdev(scores) if len(scores) > 1 else None
+
+    @classmethod
+    def of(cls, scores: Sequence[float], **fields: Any) -> Self:
+        """With the mean and the spread of the scores, and other fields."""
+        spread = statistics.stdev(scores) if len(scores) > 1 else None
+        return cls(**{"scores": tuple(scores), "mean": statistics.fmean(scores), "spread": spread, **fields})
 
 
-def check_report(path: Path | None) -> None:
-    """Raises UserError if there is no folder for the file: that is better known before the work."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UserError(f"the folder of {path} does not exist; make it first, or name another file")
+def _named(name: str, in_file: str) -> Any:
+    return Field(default=None, validation_alias=AliasChoices(name, in_file), serialization_alias=in_file)
 
 
-def write_report(path: Path, text: str) -> None:
-    """Raises UserError if the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); the scores are in the table above") from None
+class Row(Scores):
+    """What one model scored, and what else was found of it."""
+
+    kind: Literal["causal", "masked"] | None = None
+    per_word: float | None = _named("per_word", "perplexity per word")
+    knn: Scores | None = _named("knn", "k-NN accuracy")
+    seconds: float = 0.0
+
+
+class Report(BaseModel):
+    """The scores of a checkpoint beside those of random weights and of other models."""
+
+    model_config = ConfigDict(frozen=True)
+
+    checkpoint: str
+    settings: dict[str, Any] = {}
+    samples: dict[str, int]
+    """How many there are, by what they are."""
+    metric: str
+    over: Literal["seeds", "parts of the samples"] = "seeds"
+    """What each of a row's scores is for."""
+    trained: Row
+    """The checkpoint."""
+    random: Row | None = None
+    against: dict[str, Row] = {}
+
+    @property
+    def rows(self) -> list[tuple[str, Row]]:
+        """All of them by name, the checkpoint first."""
+        random = [] if self.random is None else [("random weights", self.random)]
+        return [(self.checkpoint, self.trained), *random, *self.against.items()]
+
+    @property
+    def heading(self) -> str:
+        """The metric and its unit."""
+        return self.metric if self._bits or "%" in self.metric else f"{self.metric} in %"
+
+    def shown(self, score: float | None) -> str:
+        """Format a score or a spread, in the unit of the heading."""
+        return shown(score, self.metric)
+
+    def table(self) -> list[dict[str, str]]:
+        """Format each row by column."""
+        return [{self.heading: name} | self._cells(row) for name, row in self.rows]
+
+    def comparisons(self) -> list[str]:
+        """Compare the checkpoint with each other row, in a line each."""
+        lines = []
+        sign = -1 if self._bits else 1
+        (_, ours), *others = self.rows
+        for name, row in others:
+            difference = ours.mean - row.mean
+            by = f"{difference:+.4f}" if self._bits else f"{100 * difference:+.2f} points"
+            ahead = sum(sign * (our - their) > 0 for our, their in zip(ours.scores, row.scores, strict=True))
+            better = "better" if sign * difference > 0 else "no better"
+            lines.append(f"against {name}: {by}, {better} (ahead in {ahead} of {len(ours.scores)} {self.over})")
+        return lines
+
+    def as_json(self) -> str:
+        values = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        margin = None if self.random is None else self.trained.mean - self.random.mean
+        return json.dumps({**values, "margin": margin}, ensure_ascii=False, indent=2) + "\n"
+
+    @property
+    def _bits(self) -> bool:
+        return self.metric.startswith(_BITS)
+
+    def _cells(self, row: Row) -> dict[str, str]:
+        cells = {"mean": self.shown(row.mean), "spread": self.shown(row.spread)}
+        if row.per_word is not None:
+            cells["perplexity per word"] = f"{row.per_word:.4g}"
+        if row.knn is not None:
+            cells["k-NN accuracy"] = self.shown(row.knn.mean)
+        if self.over == "seeds":
+            cells |= {f"seed {number}": self.shown(score) for number, score in enumerate(row.scores, start=1)}
+        return cells

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from dedloc_kit.coordinator.publishing.scores import reports, table
+from dedloc_kit.learning.evaluate.likelihood import evaluate
+from dedloc_kit.learning.evaluate.report import Report, Row
+from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
-from dedloc_kit.learning.evaluate.side_by_side import side_by_side
 from tests.coordinator.publishing.test_model_card import card
 from tests.learning.evaluate.conftest import threads  # noqa: F401
 from tests.learning.evaluate.language import OTHERS, write_causal
@@ -21,13 +23,12 @@ def test_the_table_of_an_evaluation_in_the_run_s_folder_is_in_the_card(tmp_path:
     settings = LikelihoodSettings(dataset=str(tmp_path / "text.txt"))
     folder = tmp_path / "run"
     folder.mkdir()
-    rows = side_by_side(
-        str(ours), settings, against=[str(theirs)], device="cpu", threads=1, report=folder / "evaluation-text.json"
-    )
+    session = Session("cpu", 1, folder / "evaluation-text.json")
+    report = evaluate(str(ours), settings, session, against=[str(theirs)])
     text = card(scores=reports(folder))
     assert "## What it has learned" in text
-    assert f"<tr><td>this model</td><td>{rows[0].score.mean:.4f}</td>" in text
-    assert f"<tr><td>&lt;b&gt;theirs</td><td>{rows[1].score.mean:.4f}</td>" in text
+    assert f"<tr><td>this model</td><td>{report.trained.mean:.4f}</td>" in text
+    assert f"<tr><td>&lt;b&gt;theirs</td><td>{report.against[str(theirs)].mean:.4f}</td>" in text
     assert str(tmp_path) not in text
 
 
@@ -47,7 +48,32 @@ def test_shares_are_shown_in_percent_and_random_weights_by_name(tmp_path: Path) 
     assert "/home/me" not in table(report)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"metric": "F1"}', '{"features": {}}'])
+def test_what_features_know_is_in_the_card_too(tmp_path: Path) -> None:
+    rows: dict[str, Any] = {"trained": Row.of([0.5, 0.75]), "random": Row.of([0.25, 0.25])}
+    found = Report(
+        checkpoint="step-7",
+        samples={"held-out": 48},
+        metric="linear accuracy",
+        against={"no model": Row.of([0.3])},
+        **rows,
+    )
+    (tmp_path / "evaluation.json").write_text(found.as_json())
+    (report,) = reports(tmp_path)
+    assert "<th>linear accuracy in %</th>" in table(report)
+    assert "<tr><td>this model</td><td>62.50</td><td>17.68</td></tr>" in table(report)
+    assert "<tr><td>no model</td><td>30.00</td><td>-</td></tr>" in table(report)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"checkpoint": "a", "metric": "F1", "samples": {}, "trained": {"mean": NaN}}',
+        '{"metric": "F1"}',
+        '{"features": {}}',
+    ],
+)
 def test_a_file_that_is_no_such_result_is_left_out(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluation.json").write_text(content)
     assert reports(tmp_path) == []

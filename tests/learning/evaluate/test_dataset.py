@@ -6,9 +6,8 @@ import datasets
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.evaluate.classification import Classification
 from dedloc_kit.learning.evaluate.dataset import Dataset, Example, load_dataset
-from dedloc_kit.learning.evaluate.ner import Ner
+from dedloc_kit.learning.evaluate.problems import Classification, Ner
 from dedloc_kit.learning.evaluate.settings import Settings
 from tests.learning.evaluate.language import write, write_ner, write_news
 
@@ -81,11 +80,3 @@ def test_a_dataset_without_what_is_needed_names_the_fix(tmp_path: Path) -> None:
 def test_the_default_dataset_has_to_be_given_its_language() -> None:
     with pytest.raises(UserError, match="name the part of unimelb-nlp/wikiann with --subset, such as bn"):
         load_dataset(Settings(), Ner.check, print)
-
-
-@pytest.mark.parametrize(
-    ("text", "label", "message"), [(3, "a", "there is int, not text"), ("a", None, "the class None")]
-)
-def test_what_is_not_a_text_with_a_class_is_named(text: Any, label: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Classification.check(text, label)

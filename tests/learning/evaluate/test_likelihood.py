@@ -1,106 +1,197 @@
+import json
+import math
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, BertModel
 
-from dedloc_kit.errors import UserError
+from dedloc_kit.cli.main import main
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.learning.evaluate.heldout import drawn, excerpts, words
-from dedloc_kit.learning.evaluate.likelihood import causal_queries, masked_queries, nats
-from tests.learning.evaluate.language import KINDS, OTHERS, PEOPLE, PLACES, write_causal, write_masked
+from dedloc_kit.learning.evaluate.likelihood import evaluate
+from dedloc_kit.learning.evaluate.session import Session
+from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
+from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.run.loading import load_run
+from tests.learning.evaluate.language import KINDS, OTHERS, PEOPLE, PLACES, write, write_causal, write_masked
+from tests.learning.evaluate.test_finetune import RUN
 
-WORDS = [*PEOPLE, *PLACES, *KINDS, *OTHERS]
-TEXTS = ["mirna sees harvost bay .", "osgar", "tolve walks near quellin hill with mirna today . often"]
-PIECES = ["mir", "##na", "sees", "har", "##vo", "##st", "bay"]
-
-
-def ignore(count: int) -> None:
-    pass
-
-
-def log_probabilities(model: Any, ids: list[int]) -> torch.Tensor:
-    """In a row of its own, without any padding: [tokens, vocabulary]."""
-    with torch.inference_mode():
-        scores: torch.Tensor = model.eval()(input_ids=torch.tensor([ids])).logits[0]
-        return scores.log_softmax(-1)
+WORDS = [*PEOPLE, *PLACES, *KINDS, *OTHERS, DHAKA := "ঢাকা"]
+TEXTS = [
+    f"{person} {verb} near {place} ." for person in PEOPLE for verb in ("walks", "sees") for place in (*PLACES, DHAKA)
+]
 
 
-def test_the_sum_of_a_text_is_what_the_model_says_of_it_alone_whatever_stands_beside_it(tmp_path: Path) -> None:
-    folder = write_causal(tmp_path / "causal", WORDS)
-    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
-    sums = nats(model, causal_queries(tokenizer, TEXTS, 64), len(TEXTS), 0, ignore)
-    for text, found in zip(TEXTS, sums, strict=True):
-        ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
-        told = log_probabilities(model, ids)
-        assert found == pytest.approx(-sum(told[place, ids[place + 1]].item() for place in range(len(ids) - 1)), 1e-5)
+def cpu(report: Path | None = None) -> Session:
+    return Session("cpu", 1, report)
 
 
-def test_in_a_long_text_every_token_is_predicted_once_with_half_a_window_before_it(tmp_path: Path) -> None:
-    folder = write_causal(tmp_path / "causal", WORDS)
-    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
-    text = " ".join(TEXTS * 4)
-    ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]]
-    queries = list(causal_queries(tokenizer, [text], 16))
-    assert [target for query in queries for target in query.targets] == ids[1:]
-    assert all(len(query.input_ids) <= 16 for query in queries)
-    assert all(query.positions.start >= 7 for query in queries[1:])
-    expected = 0.0
-    for place in range(1, len(ids)):
-        start = 0 if place < 16 else 8 * ((place - 16) // 8) + 8
-        expected -= log_probabilities(model, ids[start:place])[-1, ids[place]].item()
-    assert nats(model, queries, 1, 0, ignore)[0] == pytest.approx(expected, 1e-5)
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    write(folder, "train", {"text": ["not these"]})
+    write(folder, "test", {"text": TEXTS})
+    return folder
 
 
-def test_the_pieces_of_a_hidden_word_are_predicted_while_those_after_them_are_hidden_too(tmp_path: Path) -> None:
-    folder = write_masked(tmp_path / "masked", PIECES)
-    tokenizer, model = load_tokenizer(str(folder)), AutoModelForMaskedLM.from_pretrained(folder)
-    asked = [("mirna sees harvost bay", [2, 0]), ("bay sees", [0])]
-    ids = tokenizer(asked[0][0])["input_ids"]
-    mask = tokenizer.mask_token_id
-
-    def hidden(source: list[int], *places: int) -> torch.Tensor:
-        return log_probabilities(model, [mask if place in places else token for place, token in enumerate(source)])
-
-    har, vo, st = 4, 5, 6
-    expected = [
-        -hidden(ids, har, vo, st)[har, ids[har]] - hidden(ids, vo, st)[vo, ids[vo]] - hidden(ids, st)[st, ids[st]],
-        -hidden(ids, 1, 2)[1, ids[1]] - hidden(ids, 2)[2, ids[2]],
-        -hidden(short := tokenizer("bay sees")["input_ids"], 1)[1, short[1]],
-    ]
-    found = nats(model, masked_queries(tokenizer, asked, 64), 3, tokenizer.pad_token_id, ignore)
-    assert found == pytest.approx([value.item() for value in expected], 1e-5)
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is right has a verb where the wrong one has a place; in the last pair no model of ours knows the words."""
+    folder = tmp_path_factory.mktemp("pairs")
+    right = [f"{person} {verb} today" for person in PEOPLE for verb in ("walks", "sees", "near")]
+    wrong = [f"{person} {place} today" for person in PEOPLE for place in PLACES]
+    write(folder, "train", {"sen": [*right, "unheard"], "wrong_sen": [*wrong, "unseen"]})
+    return folder
 
 
-def test_a_tokenizer_without_what_is_needed_and_a_text_that_is_too_long_name_the_fix(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(write_masked(tmp_path / "masked", PIECES)))
-    with pytest.raises(UserError, match=r"has 9 tokens, .* takes 8; leave it out"):
-        list(masked_queries(tokenizer, [("bay " * 7, [0])], 8))
-    tokenizer.mask_token = tokenizer.sep_token = None
-    with pytest.raises(UserError, match="no mask token"):
-        list(masked_queries(tokenizer, [("bay", [0])], 8))
-    (query,) = causal_queries(tokenizer, ["bay"], 8)
-    assert query.input_ids[0] == tokenizer.cls_token_id, "the tokenizer itself begins a text so"
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-    with pytest.raises(UserError, match=r"neither a token that begins .* \(bos_token\)"):
-        list(causal_queries(tokenizer, ["bay"], 8))
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_causal(tmp_path_factory.mktemp("models") / "causal", WORDS)
 
 
-def test_words_are_the_same_for_all_vocabularies_and_fill_excerpts_of_so_many_bytes() -> None:
-    text = "  মিরনা sees\nquellin " + "ก" * 20
-    assert [text[slice(*span)] for span in words(text)] == ["মিরনা", "sees", "quellin", "ก" * 16, "ก" * 4]
-    assert list(excerpts(text, 28)) == ["মিরনা sees\nquellin", "ก" * 16, "ก" * 4]
-    assert list(excerpts(text, 27)) == ["মিরনা sees", "quellin", "ก" * 16, "ก" * 4]
-    assert list(excerpts(" \n", 27)) == []
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_masked(tmp_path_factory.mktemp("models") / "masked", WORDS)
 
 
-def test_the_drawn_words_are_spread_over_the_excerpts_and_the_same_each_time() -> None:
-    counts = [3, 0, 50, 1]
-    found = drawn(counts, 20)
-    assert found == drawn(counts, 20)
-    assert sum(map(len, found)) == 20
-    assert all(0 <= number < count for count, numbers in zip(counts, found, strict=True) for number in numbers)
-    assert all(len(set(numbers)) == len(numbers) for numbers in found)
-    assert drawn(counts, 1000) == [list(range(count)) for count in counts]
+def test_bits_per_byte_are_those_of_the_raw_text_whatever_the_vocabulary(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = write_causal(tmp_path / "small", WORDS, uniform=True)
+    large = write_causal(tmp_path / "large", [*WORDS, *(f"unused{number}" for number in range(500))], uniform=True)
+    arguments = ["evaluate", str(small), "--against", str(large), "--dataset", str(text), "--json"]
+    report = tmp_path / "report.json"
+    assert main([*arguments, str(report), "--device", "cpu", "--threads", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    result = json.loads(report.read_text(encoding="utf-8"))
+    size = sum(len(line.encode()) for line in TEXTS)
+    assert result["samples"] == {"documents": len(TEXTS), "bytes": size}
+    tokens = 5 * len(TEXTS)
+    for row, vocabulary in ((result["trained"], len(WORDS) + 5), (result["against"][str(large)], len(WORDS) + 505)):
+        assert row["mean"] == pytest.approx(tokens * math.log2(vocabulary) / size, 1e-5)
+        assert row["perplexity per word"] == pytest.approx(vocabulary, 1e-4), "each word is one token"
+        assert len(row["scores"]) == 10
+        parts = [TEXTS[number::10] for number in range(10)]
+        assert row["scores"] == pytest.approx(
+            [5 * len(part) * math.log2(vocabulary) / len("".join(part).encode()) for part in parts], 1e-5
+        )
+    better = result["trained"]["mean"] - result["against"][str(large)]["mean"]
+    assert f"against {large}: {better:+.4f}, better (ahead in 10 of 10 parts of the samples)" in said
+    assert f"{result['trained']['mean']:.4f}" in said
+
+
+def test_a_text_that_the_tokenizer_cannot_give_back_is_told(
+    causal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "held-out.txt").write_text("mirna sees quellin\n\nmirna sees Quellin\n", encoding="utf-8")
+    evaluate(str(causal), LikelihoodSettings(dataset=str(tmp_path / "held-out.txt")), cpu())
+    assert "does not give back 1 of 2 documents as they were" in capsys.readouterr().out
+
+
+def test_a_text_that_spells_a_special_token_is_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_causal(tmp_path / "model", [*WORDS, "[", "SEP", "]"])
+    (tmp_path / "held-out.txt").write_text("mirna sees [SEP] quellin\n", encoding="utf-8")
+    evaluate(str(model), LikelihoodSettings(dataset=str(tmp_path / "held-out.txt")), cpu())
+    assert "does not give back" not in capsys.readouterr().out
+
+
+def test_masked_models_of_other_vocabularies_are_asked_for_the_same_words(masked: Path, tmp_path: Path) -> None:
+    text = tmp_path / "held-out.txt"
+    text.write_text("\n\n".join(line for line in TEXTS if line.isascii()), encoding="utf-8")
+    letters = sorted({letter for word in WORDS for letter in word})
+    by_letters = [*letters, *(f"##{letter}" for letter in letters)]
+    names = [str(write_masked(tmp_path / f"{len(pieces)}", pieces, uniform=True)) for pieces in (WORDS, by_letters)]
+    settings = LikelihoodSettings(dataset=str(text), words=40)
+    report = evaluate(names[0], settings, cpu(), against=names[1:])
+    # To both all tokens are equally likely, so that a word costs as many times ln(vocabulary) as it has pieces.
+    per_token = math.log(len(WORDS) + 5)
+    assert report.trained.per_word == pytest.approx(math.exp(per_token), 1e-4)
+    assert report.against[names[1]].mean == pytest.approx(math.log2(2 * len(letters) + 5), 1e-4), "a piece is a byte"
+    again = evaluate(names[0], settings, cpu())
+    assert again.trained.scores == report.trained.scores
+
+
+def test_the_right_sentence_of_a_pair_is_to_be_the_likelier_one(
+    causal: Path, masked: Path, pairs: Path, tmp_path: Path
+) -> None:
+    settings = LikelihoodSettings(task="pairs", dataset=str(pairs))
+    written = tmp_path / "report.json"
+    report = evaluate(str(causal), settings, cpu(written), against=[str(masked)])
+    tokenizer, model = load_tokenizer(str(causal)), AutoModelForCausalLM.from_pretrained(causal).eval()
+
+    def likelihood(sentence: str) -> float:
+        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(sentence)["input_ids"]]])
+        with torch.inference_mode():
+            return -float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+
+    right = [f"{person} {verb} today" for person in PEOPLE for verb in ("walks", "sees", "near")]
+    wrong = [f"{person} {place} today" for person in PEOPLE for place in PLACES]
+    expected = [likelihood(good) > likelihood(bad) for good, bad in zip(right, wrong, strict=True)]
+    assert 0 < sum(expected) < 9
+    assert report.trained.mean == sum(expected) / 10, "what is unknown to a model is not right by chance"
+    assert report.against[str(masked)].kind == "masked"
+    turned = tmp_path / "turned"
+    write(turned, "test", {"good": [*wrong, "unseen"], "bad": [*right, "unheard"]})
+    settings = LikelihoodSettings(task="pairs", dataset=str(turned), column="good", label_column="bad")
+    back = evaluate(str(causal), settings, cpu(), against=[str(masked)])
+    for (_, row), (_, other) in zip(report.rows, back.rows, strict=True):
+        assert row.mean + other.mean == pytest.approx(0.9)
+    assert json.loads(written.read_text(encoding="utf-8"))["trained"]["mean"] == report.trained.mean
+
+
+def test_a_checkpoint_is_scored_on_the_held_out_text_of_its_run(model: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        f'{RUN}\n[data.evaluation]\ndataset = "{text}"\nsplit = "test"\n', encoding="utf-8"
+    )
+    shutil.copytree(model.with_name("tokenizer"), tmp_path / "tokenizer")
+    run = load_run(tmp_path / "run.toml")
+    path = tmp_path / "step-00000003.safetensors"
+    untrained = create_task(run).build_model()
+    checkpoint.save(path, dict(untrained.named_parameters()), StateInfo(run_id=run.run_id, step=3, rounds=()))
+    settings = LikelihoodSettings(words=10)
+    report = evaluate(str(path), settings, cpu(), run, against=[str(model)])
+    assert [row.kind for _, row in report.rows] == ["masked", "masked"]
+    assert report.trained.mean != report.against[str(model)].mean
+
+
+def test_what_cannot_be_scored_is_told_in_one_line_with_the_fix(
+    causal: Path, masked: Path, text: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: Path | str, words: str) -> None:
+        assert main(["evaluate", *map(str, arguments), "--device", "cpu", "--threads", "1"]) == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1
+        assert words in said
+
+    against = (causal, "--against", masked)
+    refused(*against, "--dataset", text, words="models of one kind, or compare them with --task pairs")
+    refused(*against, words="name a held-out text with --dataset, or with --run")
+    refused(*against, "--dataset", text, "--epochs", "3", words="--epochs is for fine-tuning")
+    refused(*against, "--dataset", text, "--baseline", words="--baseline is for fine-tuning")
+    refused(causal, "--dataset", text, "--words", "3", words="--words is for --task text or pairs")
+    refused(*against, "--task", "pairs", "--dataset", pairs, "--words", "3", words="words tells pairs nothing")
+    refused(*against, "--task", "pairs", words="name the part of jumelet/multiblimp with --subset, such as hin")
+    refused(*against, "--task", "pairs", "--dataset", text, words="no column 'sen'; set the column to one of: text")
+    write(tmp_path / "numbers", "test", {"sen": ["a"], "wrong_sen": [3]})
+    refused(*against, "--task", "pairs", "--dataset", tmp_path / "numbers", words="row 1 (columns sen, wrong_sen)")
+    refused(causal, "--task", "text", "--dataset", text, "--column", "words", words="no column 'words'")
+    refused(causal, "--against", "nobody", words="nobody does not exist; name a folder with a model")
+    bare = tmp_path / "bare"
+    BertModel.from_pretrained(masked).save_pretrained(bare)
+    load_tokenizer(str(masked)).save_pretrained(bare)
+    refused(bare, "--task", "text", "--dataset", text, words="predicts no tokens (its config.json names BertModel)")
+    config = json.loads((bare / "config.json").read_text(encoding="utf-8"))
+    (bare / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}), encoding="utf-8")
+    refused(bare, "--task", "text", "--dataset", text, words="weights of the model, such as cls.predictions")
+    broken = AutoModelForCausalLM.from_pretrained(causal)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(math.nan)
+    broken.save_pretrained(tmp_path / "broken")
+    load_tokenizer(str(causal)).save_pretrained(tmp_path / "broken")
+    refused(causal, "--against", tmp_path / "broken", "--dataset", text, words="broken gives no finite probabilities")
+    pickled = shutil.copytree(causal, tmp_path / "pickled", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save({}, pickled / "pytorch_model.bin")
+    refused(causal, "--against", pickled, "--dataset", text, words="cannot be loaded")

@@ -8,8 +8,8 @@ import torch
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.evaluate.linear import linear_accuracy
-from dedloc_kit.learning.evaluate.probe import probe, random_makers
+from dedloc_kit.learning.evaluate.probe import evaluate, linear_accuracy, random_makers
+from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import ProbeSettings
 from dedloc_kit.learning.task import Probeable, create_task
 from dedloc_kit.learning.train.state.checkpoint import save
@@ -67,22 +67,30 @@ def test_a_run_is_scored_by_neighbours_and_linear_classifiers_beside_random_weig
 ) -> None:
     run = run_of(folder)
     path, report = checkpoint(run, tmp_path / "step-7.safetensors"), tmp_path / "result.json"
-    rows = probe(str(path), QUICK, run, create_task(run), baseline=True, device="cpu", threads=1, report=report)
-    assert [(row.features, len(row.knn), len(row.linear)) for row in rows] == [
-        ("trained weights", 1, 2),
+    found = evaluate(str(path), QUICK, Session("cpu", 1, report), run, create_task(run), baseline=True)
+    assert [(name, len(row.knn.scores), len(row.scores)) for name, row in found.rows if row.knn is not None] == [
+        (str(path), 1, 2),
         ("random weights", 2, 2),
         ("no model", 1, 2),
     ]
     result = json.loads(report.read_text())
     assert result["samples"] == {"train": 48, "held-out": 48}
-    told = result["features"]["trained weights"]
-    assert told["linear accuracy"]["scores"] == rows[0].linear
-    assert told["k-NN accuracy"] == {"scores": rows[0].knn, "mean": rows[0].knn[0], "spread": None}
+    assert result["metric"] == "linear accuracy"
+    trained = found.trained
+    assert tuple(result["trained"]["scores"]) == trained.scores
+    assert trained.knn is not None
+    assert result["trained"]["k-NN accuracy"] == {
+        "scores": list(trained.knn.scores),
+        "mean": trained.knn.mean,
+        "spread": None,
+    }
+    assert result["margin"] == trained.mean - result["random"]["mean"]
+    assert list(result["against"]) == ["no model"]
     said = capsys.readouterr().out
-    for words in ("48 training and 48 held-out samples, 4 classes", "trained weights, seed 2 of 2", "random weights"):
+    for words in ("48 training and 48 held-out samples, 4 classes", "seed 2 of 2: linear", "random weights"):
         assert words in said
-    again = probe(str(path), QUICK, run, create_task(run), device="cpu", threads=1)
-    assert again == rows[:1], "the same settings give the same scores"
+    again = evaluate(str(path), QUICK, Session("cpu", 1), run, create_task(run))
+    assert again.trained == trained, "the same settings give the same scores"
 
 
 def test_random_weights_are_others_for_each_seed_and_the_same_for_the_same_seed(folder: Path) -> None:
@@ -100,12 +108,13 @@ def test_random_weights_are_others_for_each_seed_and_the_same_for_the_same_seed(
 def test_the_accuracy_among_neighbours_is_the_one_that_the_page_shows(folder: Path, tmp_path: Path) -> None:
     run = run_of(folder)
     task = create_task(run)
-    (row,) = probe(str(checkpoint(run, tmp_path / "s.safetensors")), QUICK, run, task, device="cpu", threads=1)
+    report = evaluate(str(checkpoint(run, tmp_path / "s.safetensors")), QUICK, Session("cpu", 1), run, task)
     model = task.build_model()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)
-    assert row.knn == [task.evaluate(model).metrics["k-NN accuracy"]]
+    assert report.trained.knn is not None
+    assert report.trained.knn.scores == (task.evaluate(model).metrics["k-NN accuracy"],)
 
 
 def test_training_pictures_of_one_class_say_what_to_do(tmp_path: Path) -> None:
@@ -113,7 +122,7 @@ def test_training_pictures_of_one_class_say_what_to_do(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train.parquet", [encoded(draw(CLASSES * number)) for number in range(8)], [0] * 8)
     run = run_of(tmp_path)
     with pytest.raises(UserError, match=r"the 8 training samples have one class or none; .* in a mixed order"):
-        probe(str(checkpoint(run, tmp_path / "s.safetensors")), QUICK, run, create_task(run), device="cpu", threads=1)
+        evaluate(str(checkpoint(run, tmp_path / "s.safetensors")), QUICK, Session("cpu", 1), run, create_task(run))
 
 
 def test_options_for_language_models_are_refused(

@@ -11,9 +11,10 @@ from dedloc_kit.cli import main as cli
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate import finetune
 from dedloc_kit.learning.evaluate.dataset import load_dataset
-from dedloc_kit.learning.evaluate.evaluate import evaluate
-from dedloc_kit.learning.evaluate.ner import Ner
+from dedloc_kit.learning.evaluate.finetune import evaluate
 from dedloc_kit.learning.evaluate.pretrained import Pretrained, as_folder
+from dedloc_kit.learning.evaluate.problems import Ner
+from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import Settings
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state import checkpoint
@@ -58,19 +59,20 @@ def test_a_language_whose_tags_follow_from_the_words_is_learned(
         assert row["mean"] == pytest.approx(sum(row["scores"]) / 2)
         assert row["spread"] == pytest.approx(abs(row["scores"][0] - row["scores"][1]) / 2**0.5)
         assert min(row["scores"]) > 0.9, said
-        assert f"{weights} weights, seed 2 of 2: F1 {100 * row['scores'][1]:.2f} %" in said
+        shown = str(model) if weights == "trained" else "random weights"
+        assert f"{shown}, seed 2 of 2: F1 {100 * row['scores'][1]:.2f} %" in said
     assert result["margin"] == pytest.approx(result["trained"]["mean"] - result["random"]["mean"])
     assert result["samples"] == {"train": 96, "validation": 16, "test": 32}
-    better = "beat" if result["margin"] > 0 else "do no better than"
-    assert f"trained weights {better} random ones ({100 * result['margin']:+.2f} points)" in said
+    better = "better" if result["margin"] > 0 else "no better"
+    assert f"against random weights: {100 * result['margin']:+.2f} points, {better} (ahead in " in said
 
 
 def test_texts_are_classified(model: Path, tmp_path: Path) -> None:
     news = write_news(tmp_path / "news", {"train": 64, "test": 32})
     settings = Settings(task="classification", dataset=str(news), **QUICK)
-    result = evaluate(str(model), settings, device="cpu", threads=1)
-    assert min(result.rows[0].scores) > 0.9
-    assert result.margin is None
+    result = evaluate(str(model), settings, Session("cpu", 1))
+    assert min(result.trained.scores) > 0.9
+    assert result.random is None
 
 
 def test_models_are_fine_tuned_side_by_side_with_the_same_samples_and_seeds(
@@ -80,10 +82,11 @@ def test_models_are_fine_tuned_side_by_side_with_the_same_samples_and_seeds(
     twin = shutil.copytree(model, tmp_path / "twin")
     settings = Settings(task="classification", dataset=str(news), **{**QUICK, "epochs": 1})
     report = tmp_path / "report.json"
-    result = evaluate(str(model), settings, against=[str(twin)], device="cpu", threads=1, report=report)
+    result = evaluate(str(model), settings, Session("cpu", 1, report), against=[str(twin)])
     told = json.loads(report.read_text(encoding="utf-8"))
-    assert told["against"][str(twin)]["scores"] == told["trained"]["scores"] == result.rows[0].scores
-    assert "trained weights do no better than those of" in " ".join(capsys.readouterr().out.split())
+    assert told["against"][str(twin)]["scores"] == told["trained"]["scores"] == list(result.trained.scores)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"against {twin}: +0.00 points, no better (ahead in 0 of 2 seeds)" in said
 
 
 def prepare(model: Path, settings: Settings) -> tuple[Pretrained, Ner, finetune.Samples]:
@@ -113,19 +116,22 @@ def test_the_same_seed_gives_the_same_fine_tuning_and_another_seed_another(model
 
 
 def test_the_epoch_that_does_best_on_the_validation_split_is_scored_on_the_test_split(
-    model: Path, entities: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, entities: Path
 ) -> None:
     settings = Settings(dataset=str(entities), **QUICK)
     pretrained, problem, samples = prepare(model, settings)
     scored: list[tuple[int, torch.Tensor]] = []
-
-    def score_on(model: torch.nn.Module, problem: Any, split: Any, *rest: Any) -> float:
-        scored.append((len(split), next(model.parameters()).detach().clone()))
-        return [0.2, 0.9, 0.5, 0.4][len(scored) - 1]
-
-    monkeypatch.setattr(finetune, "score_on", score_on)
     fresh = pretrained.model(problem, random_weights=False)
-    assert finetune.fine_tune(fresh, problem, samples, settings, 0, lambda epoch, loss: None) == 0.4
+
+    class Scripted(Ner):
+        @staticmethod
+        def score(truth: list[Any], predicted: list[Any]) -> float:
+            scored.append((len(truth), next(fresh.parameters()).detach().clone()))
+            return [0.2, 0.9, 0.5, 0.4][len(scored) - 1]
+
+    examples = [sample.example for sample in samples.train]
+    scripted = Scripted(pretrained.tokenizer, pretrained.max_length, examples)
+    assert finetune.fine_tune(fresh, scripted, samples, settings, 0, lambda epoch, loss: None) == 0.4
     assert [size for size, _ in scored] == [16, 16, 16, 32]
     weights = [tensor for _, tensor in scored]
     assert torch.equal(weights[3], weights[1])

@@ -5,7 +5,7 @@ import pytest
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.evaluate.dataset import Example
-from dedloc_kit.learning.evaluate.ner import Ner
+from dedloc_kit.learning.evaluate.problems import Classification, Ner
 
 TRAIN = [Example(["mirna", "sees", "quellin"], ["B-PER", "O", "B-LOC"])]
 
@@ -86,3 +86,11 @@ def test_an_empty_sentence_is_left_out() -> None:
 def test_what_is_not_words_with_iob2_tags_is_named(words: Any, tags: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ner.check(words, tags)
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "message"), [(3, "a", "there is int, not text"), ("a", None, "the class None")]
+)
+def test_what_is_not_a_text_with_a_class_is_named(text: Any, label: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Classification.check(text, label)

@@ -1,0 +1,73 @@
+"""One evaluation at the terminal: the device that computes, a bar while it goes on, and the result at the end."""
+
+from pathlib import Path
+from typing import Literal
+
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.errors import UserError
+from dedloc_kit.learning.evaluate.report import Report
+from dedloc_kit.learning.train.computing.device import describe_device, pick_device, set_threads
+
+
+class Session(BarDisplay):
+    """
+    :param threads: of the CPU; 0 for all cores
+    :param report: a JSON file for the result
+    :ivar device: the best one that `device` allows, tried out
+    """
+
+    def __init__(
+        self, device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, report: Path | None = None
+    ) -> None:
+        """Raises UserError if there is no such device, or no folder for the report: better before the work."""
+        if report is not None and not report.absolute().parent.is_dir():
+            raise UserError(f"the folder of {report} does not exist; make it first, or name another file")
+        super().__init__(
+            TextColumn("  {task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+        )
+        self.device = pick_device(device)
+        set_threads(threads)
+        self._report = report
+        self._task = self._bar.add_task("reading the data", total=None)
+
+    @property
+    def where(self) -> str:
+        """The device in words."""
+        return describe_device(self.device)
+
+    def warn(self, text: str) -> None:
+        self.line(text, "yellow")
+
+    def expect(self, steps: int) -> None:
+        """So many optimizer steps, or rows for a model, are ahead."""
+        self._bar.reset(self._task, total=steps)
+
+    def advance(self, name: str, rows: int) -> None:
+        """So many more rows have been through the model of that name."""
+        self._bar.update(self._task, description=name, advance=rows)
+
+    def step(self, name: str, epochs: int, epoch: int, loss: float) -> None:
+        """One more step is done, in this epoch of the fine-tuning of that name."""
+        self._bar.update(self._task, description=f"{name}, epoch {epoch} of {epochs}, loss {loss:.3f}", advance=1)
+
+    def finish(self, report: Report) -> Report:
+        """Show the result and write its file; raises UserError if that cannot be written."""
+        rows = report.table()
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*map(Text, row.values()))
+        self.console.print(table)
+        for text in report.comparisons():
+            self.line(text)
+        if self._report is not None:
+            try:
+                self._report.write_text(report.as_json(), encoding="utf-8")
+            except OSError as error:
+                raise UserError(
+                    f"{self._report} cannot be written ({error.strerror}); the scores are in the table above"
+                ) from None
+        return report
