@@ -5822,8 +5822,8 @@ MUTATIONS = (
     Mutation(
         "a piece of a hidden word sees the pieces after it",
         "learning/evaluate/queries.py",
-        "Query(owner, list(hidden), slice",
-        "Query(owner, [*ids[:position], mask, *ids[position + 1 :]], slice",
+        "Query(owner, tuple(hidden), position",
+        "Query(owner, (*ids[:position], mask, *ids[position + 1 :]), position",
         "tests/learning/evaluate/test_queries.py -k pieces",
     ),
     Mutation(

@@ -155,7 +155,7 @@ def by_bare_tokenizer(tokenizer: Any, text: str, folder: Path) -> list[int]:
 
 def by_likelihood(tokenizer: Any, text: str, folder: Path) -> list[int]:
     (query,) = causal_queries(tokenizer, [text], 512)
-    return query.targets
+    return list(query.targets)
 
 
 def by_pseudo_likelihood(tokenizer: Any, text: str, folder: Path) -> list[int]:

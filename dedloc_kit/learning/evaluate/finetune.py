@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.evaluate.dataset import Dataset, load_dataset
-from dedloc_kit.learning.evaluate.pretrained import Pretrained, opened
+from dedloc_kit.learning.evaluate.pretrained import Pretrained, forward, opened
 from dedloc_kit.learning.evaluate.problems import PROBLEMS, Problem, Sample
 from dedloc_kit.learning.evaluate.report import Report, Row, shown
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import Settings
-from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.optimizer import OptimizerConfig
@@ -132,7 +129,7 @@ def _fine_tuned(candidate: _Candidate, settings: Settings, session: Session) -> 
         with seeded(seed):
             model = candidate.pretrained.model(problem, candidate.random).to(session.device)
             on_step = partial(session.step, name, settings.epochs)
-            scores.append(fine_tune(model, problem, candidate.samples, settings, seed, on_step))
+            scores.append(fine_tune(model, problem, candidate.samples, settings, seed, on_step, session.half))
         seconds += (took := time.monotonic() - started)
         session.line(f"{name}: {problem.metric} {shown(scores[-1], problem.metric)} % after {took:.0f} s")
     return Row.of(scores, seconds=round(seconds, 1))
@@ -166,13 +163,21 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def fine_tune(
-    model: nn.Module, problem: Problem, samples: Samples, settings: Settings, seed: int, on_step: OnStep
+    model: nn.Module,
+    problem: Problem,
+    samples: Samples,
+    settings: Settings,
+    seed: int,
+    on_step: OnStep,
+    half: torch.dtype | None = None,
 ) -> float:
     """Train the model, which is on its device, and return its score on the test split.
 
     If there is a validation split, that is the score of the weights after the epoch that does best on it, else of the
-    weights at the end: the test split chooses nothing. What the seed decides is the order of the samples; dropout
-    draws from torch's random state (see `seeded`). Raises UserError if the loss is not finite.
+    weights at the end: the test split chooses nothing. Raises UserError if the loss is not finite.
+
+    :param seed: decides the order of the samples; dropout draws from torch's random state (see `seeded`)
+    :param half: what autocast computes with; with float16 the loss is scaled
     """
     device = next(model.parameters()).device
     total = steps_of(samples, settings)
@@ -184,6 +189,7 @@ def fine_tune(
         betas=schedule.betas,
         eps=schedule.epsilon,
     )
+    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
     order = np.random.default_rng(seed_of(seed, "order"))
     best, best_weights = -1.0, None
     step = 0
@@ -192,33 +198,37 @@ def fine_tune(
         for batch in _batches(samples.train, settings.batch, order):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(schedule, step)
-            loss = _forward(model, batch, samples.pad, device).loss
-            loss.backward()
+            loss = _forward(model, batch, samples.pad, half).loss
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), schedule.max_gradient_norm)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             step += 1
             if not math.isfinite(value := loss.item()):
                 raise UserError("fine-tuning diverged: the loss is not finite; lower --learning-rate")
             on_step(epoch, value)
-        if samples.validation and (score := score_on(model, problem, samples.validation, samples.pad, settings)) > best:
-            best, best_weights = score, copy.deepcopy(model.state_dict())
+        if samples.validation:
+            score = _score(model, problem, samples.validation, samples.pad, settings.batch, half)
+            if score > best:
+                best, best_weights = score, copy.deepcopy(model.state_dict())
     if best_weights is not None:
         model.load_state_dict(best_weights)
-    return score_on(model, problem, samples.test, samples.pad, settings)
+    return _score(model, problem, samples.test, samples.pad, settings.batch, half)
 
 
-def score_on(model: nn.Module, problem: Problem, samples: Sequence[Sample], pad: int, settings: Settings) -> float:
-    """The score of a model as it is, from 0 to 1."""
-    device = next(model.parameters()).device
+def _score(
+    model: nn.Module, problem: Problem, samples: Sequence[Sample], pad: int, batch_size: int, half: torch.dtype | None
+) -> float:
     model.eval()
     by_length = sorted(samples, key=lambda sample: len(sample.input_ids))
-    size = _SCORING * settings.batch
+    size = _SCORING * batch_size
     predicted = []
     with torch.inference_mode():
         for start in range(0, len(by_length), size):
             batch = by_length[start : start + size]
-            classes = _forward(model, batch, pad, device).logits.argmax(-1).reshape(len(batch), -1).tolist()
+            classes = _forward(model, batch, pad, half).logits.argmax(-1).reshape(len(batch), -1).tolist()
             predicted += [problem.decode(sample, row) for sample, row in zip(batch, classes, strict=True)]
     return problem.score([sample.example.label for sample in by_length], predicted)
 
@@ -234,13 +244,5 @@ def _batches(samples: Sequence[Sample], size: int, order: np.random.Generator) -
     return [batches[index] for index in order.permutation(len(batches))]
 
 
-def _forward(model: nn.Module, batch: Sequence[Sample], pad: int, device: torch.device) -> Any:
-    input_ids = _padded([sample.input_ids for sample in batch], pad)
-    mask = _padded([[1] * len(sample.input_ids) for sample in batch], 0)
-    labels = _padded([sample.labels for sample in batch], IGNORED)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half_precision(device) is torch.bfloat16):
-        return model(input_ids=input_ids.to(device), attention_mask=mask.to(device), labels=labels.to(device))
-
-
-def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+def _forward(model: nn.Module, batch: Sequence[Sample], pad: int, half: torch.dtype | None) -> Any:
+    return forward(model, [sample.input_ids for sample in batch], pad, half, [sample.labels for sample in batch])

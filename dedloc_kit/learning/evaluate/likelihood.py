@@ -97,7 +97,7 @@ def _scored(name: str, pretrained: Pretrained, measure: "Measure", session: Sess
 
     def ask(queries: Sequence[Query], owners: int) -> list[float]:
         session.expect(len(queries))
-        sums = negative_log_likelihood(model, queries, owners, pad, partial(session.advance, name))
+        sums = negative_log_likelihood(model, queries, owners, pad, partial(session.advance, name), session.half)
         if not all(map(math.isfinite, sums)):
             raise UserError(f"{name} gives no finite probabilities; its training has diverged, or its file is damaged")
         return sums

@@ -1,4 +1,4 @@
-"""A trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
+"""A trained model: its tokenizer, its architecture, as many copies as there are seeds, and its forward pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,10 +7,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import fetched
 from dedloc_kit.hub import repository_and_revision
+from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.sources.shards import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.problems import Problem
@@ -121,6 +123,33 @@ class Pretrained:
                 f"{self.where} lacks {len(missing)} weights of {part}, such as {missing[0]}; "
                 "it is not a model of this architecture, save it again"
             )
+
+
+def forward(
+    model: torch.nn.Module,
+    rows: Sequence[Sequence[int]],
+    pad: int,
+    half: torch.dtype | None,
+    labels: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """Return the output of a model of transformers for some rows of tokens, the shorter ones padded.
+
+    :param half: what autocast computes with; scores that float16 cannot hold are computed again in float32
+    """
+    device = next(model.parameters()).device
+    inputs = {"input_ids": _padded(rows, pad), "attention_mask": _padded([[1] * len(row) for row in rows], 0)}
+    if labels is not None:
+        inputs["labels"] = _padded(labels, IGNORED)
+    inputs = {name: values.to(device) for name, values in inputs.items()}
+    with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+        output: Any = model(**inputs)
+    if half is torch.float16 and not output.logits.isfinite().all():
+        output = model(**inputs)
+    return output
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def _kind_of(config: Any) -> Kind | None:

@@ -21,6 +21,7 @@ from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import ProbeSettings
 from dedloc_kit.learning.task import Probeable, Task, create_task
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy
+from dedloc_kit.learning.train.computing.device import describe_device
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 
@@ -67,7 +68,7 @@ def evaluate(
             )
         session.line(
             f"{len(learned.names)} training and {len(tested.names)} held-out samples, {len(classes)} classes, "
-            f"on {session.where}"
+            f"on {describe_device(where)}"
         )
         labels, truth = (
             torch.tensor([classes[name] for name in names], device=where) for names in (learned.names, tested.names)

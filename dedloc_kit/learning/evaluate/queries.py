@@ -9,18 +9,17 @@ and a vocabulary of small pieces scores better.
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
-from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.learning.evaluate.pretrained import forward
 from dedloc_kit.run.seeds import seed_of
 
 _AT_ONCE = 1024
@@ -73,12 +72,12 @@ def drawn(counts: Sequence[int], wanted: int) -> list[list[int]]:
 class Query:
     """One row for the model, and what it is to predict there."""
 
-    owner: int
+    owner: int = field(compare=False)
     """The number of the text or word whose sum this counts for."""
-    input_ids: list[int]
-    positions: slice
-    """Where the predictions stand."""
-    targets: list[int]
+    input_ids: tuple[int, ...]
+    start: int
+    """Where the first target is predicted; the others follow."""
+    targets: tuple[int, ...]
 
 
 def causal_queries(tokenizer: Any, texts: Iterable[str], window: int) -> Iterator[Query]:
@@ -88,12 +87,12 @@ def causal_queries(tokenizer: Any, texts: Iterable[str], window: int) -> Iterato
     """
     first, plain = _beginning(tokenizer), PlainTokenizer(tokenizer)
     for owner, text in enumerate(texts):
-        ids = [first, *plain.ids(text)]
+        ids = (first, *plain.ids(text))
         done = 1
         while done < len(ids):
             start = 0 if done == 1 else done - window // 2
             end = min(start + window, len(ids))
-            yield Query(owner, ids[start:end], slice(done - start - 1, end - start - 1), ids[done:end])
+            yield Query(owner, ids[start:end], done - start - 1, ids[done:end])
             done = end
 
 
@@ -137,39 +136,50 @@ def masked_queries(tokenizer: Any, texts: Iterable[tuple[str, Sequence[int]]], l
             for position in parts[number]:
                 hidden[position] = mask
             for position in parts[number]:
-                yield Query(owner, list(hidden), slice(position, position + 1), [ids[position]])
+                yield Query(owner, tuple(hidden), position, (ids[position],))
                 hidden[position] = ids[position]
             owner += 1
 
 
 def negative_log_likelihood(
-    model: nn.Module, queries: Iterable[Query], owners: int, pad: int, on_done: OnDone
+    model: nn.Module,
+    queries: Iterable[Query],
+    owners: int,
+    pad: int,
+    on_done: OnDone,
+    half: torch.dtype | None = None,
 ) -> list[float]:
     """Return for each owner the sum of -ln of the probabilities of its targets.
 
+    Equal queries have equal answers, for one answers them all: in half precision a row depends on those beside it.
+
     :param model: a language model of transformers on its device
     :param pad: a token that fills up the shorter rows, which the model does not see
+    :param half: what autocast computes with; the sums are of float32
     """
     device = next(model.parameters()).device
     model.eval()
+    asked: dict[Query, list[int]] = {}
+    for query in queries:
+        asked.setdefault(query, []).append(query.owner)
     sums = [0.0] * owners
     with torch.inference_mode():
-        for batch in _batches(queries):
-            rows = [torch.tensor(query.input_ids) for query in batch]
-            input_ids = pad_sequence(rows, batch_first=True, padding_value=pad)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half_precision(device) is torch.bfloat16):
-                scores = model(input_ids=input_ids.to(device), attention_mask=mask.to(device)).logits
+        for batch in _batches(asked):
+            scores = forward(model, [query.input_ids for query in batch], pad, half).logits
+            losses = []
             for query, row in zip(batch, scores, strict=True):
                 targets = torch.tensor(query.targets, device=device)
-                loss = functional.cross_entropy(row[query.positions].float(), targets, reduction="sum")
-                sums[query.owner] += loss.item()
-            on_done(len(batch))
+                predictions = row[query.start : query.start + len(targets)].float()
+                losses.append(functional.cross_entropy(predictions, targets, reduction="sum"))
+            for query, loss in zip(batch, torch.stack(losses).tolist(), strict=True):  # waits for the device once
+                for owner in asked[query]:
+                    sums[owner] += loss
+            on_done(sum(len(asked[query]) for query in batch))
     return sums
 
 
 def _batches(queries: Iterable[Query]) -> Iterator[list[Query]]:
-    """The queries by length, with as few tokens at once as fit."""
+    """Sort the queries by length, and put as many in a batch as `_AT_ONCE` tokens hold."""
     batch: list[Query] = []
     for query in sorted(queries, key=lambda query: len(query.input_ids)):
         if batch and (len(batch) + 1) * len(query.input_ids) > _AT_ONCE:

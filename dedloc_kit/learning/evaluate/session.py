@@ -10,7 +10,7 @@ from rich.text import Text
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.report import Report
-from dedloc_kit.learning.train.computing.device import describe_device, pick_device, set_threads
+from dedloc_kit.learning.train.computing.device import describe_device, half_precision, pick_device, set_threads
 
 
 class Session(BarDisplay):
@@ -18,6 +18,7 @@ class Session(BarDisplay):
     :param threads: of the CPU; 0 for all cores
     :param report: a JSON file for the result
     :ivar device: the best one that `device` allows, tried out
+    :ivar half: what models of text compute with there, as training does; none for float32
     """
 
     def __init__(
@@ -30,14 +31,16 @@ class Session(BarDisplay):
             TextColumn("  {task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
         self.device = pick_device(device)
+        self.half = half_precision(self.device)
         set_threads(threads)
         self._report = report
         self._task = self._bar.add_task("reading the data", total=None)
 
     @property
     def where(self) -> str:
-        """The device in words."""
-        return describe_device(self.device)
+        """The device in words, and in which half precision a model of text computes there, if in any."""
+        half = "" if self.half is None else f" in {str(self.half).removeprefix('torch.')}"
+        return f"{describe_device(self.device)}{half}"
 
     def warn(self, text: str) -> None:
         self.line(text, "yellow")

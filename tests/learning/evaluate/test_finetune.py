@@ -22,6 +22,8 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.loading import load_run
 from tests.learning.evaluate.language import write_news
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK: dict[str, Any] = {"learning_rate": 0.01, "batch": 8, "epochs": 3, "seeds": 2}
 
 RUN = """
@@ -113,6 +115,25 @@ def test_the_same_seed_gives_the_same_fine_tuning_and_another_seed_another(model
     assert losses(1) == first
     assert losses(2) != first
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_language_is_learned_too(model: Path, entities: Path, half: torch.dtype) -> None:
+    settings = Settings(dataset=str(entities), **QUICK)
+    pretrained, problem, samples = prepare(model, settings)
+
+    def learned(half: torch.dtype | None, settings: Settings) -> tuple[float, list[float]]:
+        losses: list[float] = []
+        with finetune.seeded(1):
+            fresh = pretrained.model(problem, random_weights=False)
+            score = finetune.fine_tune(fresh, problem, samples, settings, 1, lambda _, loss: losses.append(loss), half)
+        return score, losses
+
+    score, losses = learned(half, settings)
+    assert score > 0.9
+    first = learned(None, settings.model_copy(update={"epochs": 1}))[1][0]
+    assert losses[0] == pytest.approx(first, rel=0.02)
+    assert losses[0] != first
 
 
 def test_the_epoch_that_does_best_on_the_validation_split_is_scored_on_the_test_split(

@@ -83,6 +83,18 @@ def test_bits_per_byte_are_those_of_the_raw_text_whatever_the_vocabulary(
     assert f"{result['trained']['mean']:.4f}" in said
 
 
+def test_in_half_precision_the_scores_are_near_those_of_float32(
+    causal: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = LikelihoodSettings(dataset=str(text))
+    whole, session = evaluate(str(causal), settings, cpu()), cpu()
+    session.half = torch.bfloat16
+    halved = evaluate(str(causal), settings, session)
+    assert halved.trained.mean == pytest.approx(whole.trained.mean, rel=0.01)
+    assert halved.trained.mean != whole.trained.mean
+    assert "in bfloat16 after" in capsys.readouterr().out
+
+
 def test_a_text_that_the_tokenizer_cannot_give_back_is_told(
     causal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

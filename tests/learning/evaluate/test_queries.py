@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from dedloc_kit.learning.evaluate.queries import (
     words,
 )
 from tests.learning.evaluate.language import KINDS, OTHERS, PEOPLE, PLACES, write_causal, write_masked
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORDS = [*PEOPLE, *PLACES, *KINDS, *OTHERS]
 TEXTS = ["mirna sees harvost bay .", "osgar", "tolve walks near quellin hill with mirna today . often"]
@@ -44,6 +47,54 @@ def test_the_sum_of_a_text_is_what_the_model_says_of_it_alone_whatever_stands_be
         assert found == pytest.approx(-sum(told[place, ids[place + 1]].item() for place in range(len(ids) - 1)), 1e-5)
 
 
+class Drifting(torch.nn.Module):
+    """A model whose answers depend on where in a batch a row stands, as they do in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        rows = torch.arange(len(input_ids))[:, None, None]
+        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 64).index_fill(2, torch.tensor([7]), 1.0) * rows)
+
+
+def test_equal_texts_have_the_same_sum_whatever_stands_beside_them(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(write_causal(tmp_path / "causal", WORDS)))
+    done: list[int] = []
+    texts = [*TEXTS, *TEXTS, "bay", "unheard", "hill", "unseen"]
+    queries = list(causal_queries(tokenizer, texts, 64))
+    sums = negative_log_likelihood(Drifting(), queries, len(texts), 0, done.append)
+    assert sums[:3] == sums[3:6]
+    assert sums[7] == sums[9], "to the tokenizer they are the same"
+    assert len(set(sums)) > 4
+    assert sum(done) == len(queries)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_float32(tmp_path: Path, half: torch.dtype) -> None:
+    folder = write_causal(tmp_path / "causal", WORDS)
+    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
+    whole, halved = (
+        negative_log_likelihood(model, causal_queries(tokenizer, TEXTS, 64), len(TEXTS), 0, ignore, each)
+        for each in (None, half)
+    )
+    assert halved == pytest.approx(whole, rel=0.02)
+    assert halved != whole
+
+
+def test_scores_that_float16_cannot_hold_are_those_of_float32(tmp_path: Path) -> None:
+    folder = write_causal(tmp_path / "causal", WORDS)
+    tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e6)
+    whole, halved = (
+        negative_log_likelihood(model, causal_queries(tokenizer, TEXTS, 64), len(TEXTS), 0, ignore, each)
+        for each in (None, torch.float16)
+    )
+    assert halved == whole
+
+
 def test_in_a_long_text_every_token_is_predicted_once_with_half_a_window_before_it(tmp_path: Path) -> None:
     folder = write_causal(tmp_path / "causal", WORDS)
     tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)
@@ -52,7 +103,7 @@ def test_in_a_long_text_every_token_is_predicted_once_with_half_a_window_before_
     queries = list(causal_queries(tokenizer, [text], 16))
     assert [target for query in queries for target in query.targets] == ids[1:]
     assert all(len(query.input_ids) <= 16 for query in queries)
-    assert all(query.positions.start >= 7 for query in queries[1:])
+    assert all(query.start >= 7 for query in queries[1:])
     expected = 0.0
     for place in range(1, len(ids)):
         start = 0 if place < 16 else 8 * ((place - 16) // 8) + 8
