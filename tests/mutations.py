@@ -5827,6 +5827,20 @@ MUTATIONS = (
         "tests/learning/evaluate/test_queries.py -k pieces",
     ),
     Mutation(
+        "scores that float16 cannot hold are believed",
+        "learning/evaluate/pretrained.py",
+        "if half is torch.float16 and not output.logits.isfinite().all():",
+        "if False:",
+        "tests/learning/evaluate/test_queries.py -k float16_cannot_hold",
+    ),
+    Mutation(
+        "a state is measured in float16",
+        "learning/tasks/text/common.py",
+        "if half(device) is torch.bfloat16 else",
+        "if half(device) else",
+        "tests/learning/tasks/text/test_evaluating.py",
+    ),
+    Mutation(
         "bits are counted by characters instead of bytes",
         "learning/evaluate/likelihood.py",
         "self.bytes += len(text.encode())",

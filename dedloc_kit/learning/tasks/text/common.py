@@ -3,8 +3,8 @@
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,6 +25,7 @@ from dedloc_kit.learning.data.text.token_shards import read_token_shard
 from dedloc_kit.learning.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
 from dedloc_kit.run.seeds import seed_of
@@ -143,13 +144,22 @@ def seeded_weights(run: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Without dropout and without gradients; the model is left as it was. Yields its device."""
+def evaluating(
+    model: nn.Module, half: Callable[[torch.device], torch.dtype | None] = half_precision
+) -> Iterator[torch.device]:
+    """Without dropout and without gradients; the model is left as it was. Yields its device.
+
+    In bfloat16 where training uses it. Not in float16: a score that it cannot hold would count as a diverged training.
+    """
     was_training = model.training
+    device = next(model.parameters()).device
     model.eval()
     try:
-        with torch.inference_mode():
-            yield next(model.parameters()).device
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, torch.bfloat16) if half(device) is torch.bfloat16 else nullcontext(),
+        ):
+            yield device
     finally:
         model.train(was_training)
 
