@@ -5827,6 +5827,13 @@ MUTATIONS = (
         "tests/learning/evaluate/test_queries.py -k pieces",
     ),
     Mutation(
+        "texts that are the same to a tokenizer are asked for apart",
+        "learning/evaluate/queries.py",
+        "owner: int = field(compare=False)",
+        "owner: int",
+        "tests/learning/evaluate/test_queries.py -k equal_texts",
+    ),
+    Mutation(
         "scores that float16 cannot hold are believed",
         "learning/evaluate/pretrained.py",
         "if half is torch.float16 and not output.logits.isfinite().all():",
@@ -5843,8 +5850,8 @@ MUTATIONS = (
     Mutation(
         "bits are counted by characters instead of bytes",
         "learning/evaluate/likelihood.py",
-        "self.bytes += len(text.encode())",
-        "self.bytes += len(text)",
+        "sum(len(text.encode()) for text in texts)",
+        "sum(len(text) for text in texts)",
         "tests/learning/evaluate/test_likelihood.py -k raw_text",
     ),
     Mutation(

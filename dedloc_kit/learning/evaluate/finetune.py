@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.dataset import Dataset, load_dataset
-from dedloc_kit.learning.evaluate.pretrained import Pretrained, forward, opened
+from dedloc_kit.learning.evaluate.pretrained import forward, opened
 from dedloc_kit.learning.evaluate.problems import PROBLEMS, Problem, Sample
 from dedloc_kit.learning.evaluate.report import Report, Row, shown
 from dedloc_kit.learning.evaluate.session import Session
@@ -44,18 +44,6 @@ class Samples:
     test: list[Sample]
     pad: int
     """The token that fills up a batch."""
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A model with the task in its own tokens."""
-
-    name: str
-    pretrained: Pretrained
-    problem: Problem
-    samples: Samples
-    random: bool = False
-    """Whether its weights are drawn anew."""
 
 
 def evaluate(
@@ -86,10 +74,7 @@ def evaluate(
         classes = problems[0].classes
         if len(classes) < 2:
             raise UserError(f"all training samples have the class {classes[0]}; check --label-column")
-        first, *others = (
-            _Candidate(name, model, problem, encode(dataset, problem))
-            for name, model, problem in zip(names, models, problems, strict=True)
-        )
+        encoded = [encode(dataset, problem) for problem in problems]
         sizes = {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
         session.line(
             f"{', '.join(f'{count} {split}' for split, count in sizes.items())} samples, "
@@ -97,12 +82,16 @@ def evaluate(
         )
         if dataset.repeated:
             session.line(f"{dataset.repeated} training samples were left out: they are in the other splits as well")
-        session.expect((len(names) + baseline) * settings.seeds * steps_of(first.samples, settings))
-        trained = _fine_tuned(first, settings, session)
-        random = {}
-        if baseline:
-            random["random"] = _fine_tuned(replace(first, name="random weights", random=True), settings, session)
-        beside = {other.name: _fine_tuned(other, settings, session) for other in others}
+        session.expect((len(names) + baseline) * settings.seeds * steps_of(encoded[0], settings))
+
+        def row(number: int, random: bool = False) -> Row:
+            name = "random weights" if random else names[number]
+            make = partial(models[number].model, problems[number], random)
+            return _fine_tuned(name, make, problems[number], encoded[number], settings, session)
+
+        trained = row(0)
+        random = {"random": row(0, random=True)} if baseline else {}
+        beside = {name: row(number) for number, name in enumerate(against, start=1)}
     return session.finish(
         Report(
             checkpoint=checkpoint,
@@ -117,21 +106,22 @@ def evaluate(
     )
 
 
-def _fine_tuned(candidate: _Candidate, settings: Settings, session: Session) -> Row:
-    """Fine-tune it with each seed."""
+def _fine_tuned(
+    name: str, make: Callable[[], nn.Module], problem: Problem, samples: Samples, settings: Settings, session: Session
+) -> Row:
+    """Fine-tune a new copy of a model with each seed."""
     scores: list[float] = []
     seconds = 0.0
-    problem = candidate.problem
     for number in range(1, settings.seeds + 1):
-        name = f"{candidate.name}, seed {number} of {settings.seeds}"
+        title = f"{name}, seed {number} of {settings.seeds}"
         started = time.monotonic()
         seed = seed_of("evaluation", number)
         with seeded(seed):
-            model = candidate.pretrained.model(problem, candidate.random).to(session.device)
-            on_step = partial(session.step, name, settings.epochs)
-            scores.append(fine_tune(model, problem, candidate.samples, settings, seed, on_step, session.half))
+            on_step = partial(session.step, title, settings.epochs)
+            model = make().to(session.device)
+            scores.append(fine_tune(model, problem, samples, settings, seed, on_step, session.half))
         seconds += (took := time.monotonic() - started)
-        session.line(f"{name}: {problem.metric} {shown(scores[-1], problem.metric)} % after {took:.0f} s")
+        session.line(f"{title}: {problem.metric} {shown(scores[-1], problem.metric)} % after {took:.0f} s")
     return Row.of(scores, seconds=round(seconds, 1))
 
 

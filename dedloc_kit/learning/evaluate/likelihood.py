@@ -6,13 +6,11 @@ the share of those whose right sentence is the likelier one. The spread is the o
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
@@ -64,8 +62,10 @@ def evaluate(
     """
     names = [checkpoint, *against]
     with opened(names, run, settings.max_length) as models, session:
-        measure = _MEASURES[settings.task](settings, run, min(model.max_length for model in models), session)
-        if not measure.kinds_compare and len({model.kind for model in models}) > 1:
+        longest = min(model.max_length for model in models)
+        of_text = settings.task == "text"
+        measure = Text(settings, run, longest, session) if of_text else Pairs(settings, session)
+        if of_text and len({model.kind for model in models}) > 1:
             kinds = ", ".join(f"{name}: {model.kind or 'none'}" for name, model in zip(names, models, strict=True))
             raise UserError(
                 f"text tells nothing between causal and masked models ({kinds}); name models of one kind, or compare "
@@ -90,7 +90,7 @@ def evaluate(
     )
 
 
-def _scored(name: str, pretrained: Pretrained, measure: "Measure", session: Session) -> Row:
+def _scored(name: str, pretrained: Pretrained, measure: "Text | Pairs", session: Session) -> Row:
     model = pretrained.language_model().to(session.device)
     pad = pretrained.tokenizer.pad_token_id or 0
     started = time.monotonic()
@@ -106,58 +106,17 @@ def _scored(name: str, pretrained: Pretrained, measure: "Measure", session: Sess
     return row.model_copy(update={"kind": pretrained.kind, "seconds": round(time.monotonic() - started, 1)})
 
 
-@dataclass
-class _Total:
-    """Of some texts."""
+class Text:
+    """Held-out text.
 
-    nats: float = 0.0
-    bytes: int = 0
-    words: int = 0
+    :ivar samples: how many there are, by what they are
+    """
 
-    def add(self, text: str, value: float) -> None:
-        self.nats += value
-        self.bytes += len(text.encode())
-        self.words += len(words(text))
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.bytes
-
-    @property
-    def perplexity_per_word(self) -> float:
-        return math.exp(min(self.nats / self.words, 700))  # more is no float
-
-
-class Measure(ABC):
-    """Samples on which models are scored, the same for all of them."""
-
-    kinds_compare: ClassVar[bool]
-    """Whether causal and masked models can be compared by it."""
-    samples: dict[str, int]
-    """How many there are, by what they are."""
-
-    @abstractmethod
     def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
-        """Read the samples; raises UserError for what the person can put right.
+        """Read it; raises UserError for what the person can put right.
 
         :param longest: so many tokens all models take
         """
-
-    @abstractmethod
-    def metric(self, kind: Kind | None) -> str:
-        """Return what models of a kind are scored by."""
-
-    @abstractmethod
-    def score(self, name: str, pretrained: Pretrained, ask: Ask) -> Row:
-        """Score a model, which `ask` queries."""
-
-
-class Text(Measure):
-    """Held-out text."""
-
-    kinds_compare = False
-
-    def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
         self.settings = settings
         self.longest = longest
         self.session = session
@@ -172,15 +131,17 @@ class Text(Measure):
         return "bits per byte" if kind == "causal" else "bits per byte (pseudo)"
 
     def score(self, name: str, pretrained: Pretrained, ask: Ask) -> Row:
+        """Score a model, which `ask` queries."""
         self._tell_what_is_changed(name, pretrained.tokenizer)
         predicted, queries = (self._whole if pretrained.kind == "causal" else self._words)(pretrained)
         sums = ask(list(queries), len(predicted))
-        parts: dict[int, _Total] = {}
-        for (document, text), value in zip(predicted, sums, strict=True):
-            parts.setdefault(document % PARTS, _Total()).add(text, value)
-        whole = _Total(*(sum(column) for column in zip(*map(astuple, parts.values()), strict=True)))
-        scores = [part.bits_per_byte for part in parts.values()]
-        return Row.of(scores, mean=whole.bits_per_byte, per_word=whole.perplexity_per_word)
+        texts = [text for _, text in predicted]
+        parts: dict[int, list[int]] = {}
+        for number, (document, _) in enumerate(predicted):
+            parts.setdefault(document % PARTS, []).append(number)
+        scores = [_bits_per_byte([texts[n] for n in part], [sums[n] for n in part]) for part in parts.values()]
+        per_word = math.exp(min(sum(sums) / sum(len(words(text)) for text in texts), 700))  # more is no float
+        return Row.of(scores, mean=_bits_per_byte(texts, sums), per_word=per_word)
 
     def _whole(self, pretrained: Pretrained) -> tuple[list[tuple[int, str]], Iterator[Query]]:
         """What is predicted, each with the number of its document, and the queries for it: all of the text."""
@@ -214,12 +175,14 @@ class Text(Measure):
             )
 
 
-class Pairs(Measure):
-    """Minimal pairs of sentences."""
+def _bits_per_byte(texts: Sequence[str], sums: Sequence[float]) -> float:
+    return sum(sums) / math.log(2) / sum(len(text.encode()) for text in texts)
 
-    kinds_compare = True
 
-    def __init__(self, settings: LikelihoodSettings, run: RunConfig | None, longest: int, session: Session) -> None:
+class Pairs:
+    """Minimal pairs of sentences, as `Text`."""
+
+    def __init__(self, settings: LikelihoodSettings, session: Session) -> None:
         source, wrong = source_of(settings)
         split, shards = held_out_split(source, session.warn)
         read = read_examples(source, wrong, split, shards, pair, session.warn)
@@ -242,9 +205,6 @@ class Pairs(Measure):
         right = [wrong - good > _NOISE for good, wrong in zip(sums[::2], sums[1::2], strict=True)]
         scores = [sum(part) / len(part) for number in range(PARTS) if (part := right[number::PARTS])]
         return Row.of(scores, mean=sum(right) / len(right))
-
-
-_MEASURES: dict[str, type[Measure]] = {"text": Text, "pairs": Pairs}
 
 
 def documents(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -> tuple[str, list[str]]:
