@@ -4546,8 +4546,8 @@ MUTATIONS = (
     Mutation(
         "the scores of all tokens stand in memory at once",
         "learning/models/output_loss.py",
-        "return max(1, _SCORES_AT_ONCE // vocabulary)",
-        "return _SCORES_AT_ONCE",
+        "return max(1, _scores_at_once(device) // vocabulary)",
+        "return _scores_at_once(device)",
         "tests/learning/models/test_output_loss.py -k 128000",
     ),
     Mutation(

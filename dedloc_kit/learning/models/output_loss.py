@@ -1,5 +1,6 @@
 """The loss of an output layer over a large vocabulary, whose scores never stand in memory at once."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -8,7 +9,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _SCORES_AT_ONCE = 2**24
-"""64 MB in float32; of 32,000 words those of 524 tokens, enough for matrix products to be as fast as larger ones."""
+"""64 MB in float32; of 32,000 words those of 524 tokens, enough for matrix products on a CPU to be as fast as larger
+ones."""
+_MOST_SCORES = 2**28
+"""1 GB in float32: more than enough for any GPU."""
+_SHARE = 32
+"""Scores, and what is made of them, take at most about a tenth of the memory that is free at the start."""
 
 
 def output_loss(hidden: Tensor, output: nn.Linear, labels: Tensor, softcap: float | None = None) -> Tensor:
@@ -28,14 +34,31 @@ def output_loss(hidden: Tensor, output: nn.Linear, labels: Tensor, softcap: floa
     return loss
 
 
-def chunk_rows(vocabulary: int) -> int:
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
     """Of how many tokens the scores are made at once."""
-    return max(1, _SCORES_AT_ONCE // vocabulary)
+    return max(1, _scores_at_once(device) // vocabulary)
+
+
+def _scores_at_once(device: torch.device) -> int:
+    return scores_within(_free_at_first(device)) if device.type == "cuda" else _SCORES_AT_ONCE
+
+
+@lru_cache
+def _free_at_first(device: torch.device) -> int:
+    """Bytes. Asked once, so that the chunks stay what they were when a microbatch's size was tried out."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
+
+
+def scores_within(free: int) -> int:
+    """How many scores may be made at once on a device with so many bytes of free memory: a power of two."""
+    fit = max(_SCORES_AT_ONCE, min(_MOST_SCORES, free // (4 * _SHARE)))
+    return 1 << (fit.bit_length() - 1)
 
 
 def best_tokens(hidden: Tensor, output: nn.Linear) -> Tensor:
     """Of each hidden state [tokens, width] the token with the highest score, [tokens]."""
-    parts = hidden.split(chunk_rows(output.out_features))
+    parts = hidden.split(chunk_rows(output.out_features, hidden.device))
     return torch.cat([functional.linear(part, output.weight, output.bias).argmax(dim=-1) for part in parts])
 
 
@@ -56,7 +79,7 @@ class _OutputLoss(torch.autograd.Function):
             for each, needed in zip((hidden, weight, bias), wanted, strict=False)
         ]
         total = torch.zeros((), device=hidden.device)
-        rows = chunk_rows(len(weight))
+        rows = chunk_rows(len(weight), hidden.device)
         # By hand rather than by autocast, which would keep the copy of the weights made here, without gradient.
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(dtype)

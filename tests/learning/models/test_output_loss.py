@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dedloc_kit.learning.models import output_loss as module
-from dedloc_kit.learning.models.output_loss import best_tokens, output_loss
+from dedloc_kit.learning.models.output_loss import best_tokens, output_loss, scores_within
 
 TOKENS, WIDTH, VOCABULARY = 50, 12, 37
 
@@ -42,6 +42,13 @@ def test_it_and_its_gradients_are_those_of_the_plain_loss_also_with_tied_weights
     with torch.no_grad():
         torch.testing.assert_close(output_loss(middle(words(ids)), output, labels, softcap), expected)
         assert torch.equal(best_tokens(words(ids), output), output(words(ids)).argmax(dim=-1))
+
+
+def test_more_free_memory_is_for_larger_chunks_within_bounds() -> None:
+    assert scores_within(0) == scores_within(2**31) == 2**24
+    assert scores_within(15 * 2**30) == 2**26
+    assert scores_within(2**50) == 2**28
+    assert all(8 * scores_within(gigabytes * 2**30) < gigabytes * 2**30 for gigabytes in range(1, 200))
 
 
 def test_weights_that_are_not_trained_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
