@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.models import packed_attention
 from dedloc_kit.pretrained import check_kernels, load_pretrained
 
 NULL = "null"
@@ -144,9 +145,31 @@ class Family:
             self.check(model)
         return model.train()
 
-    def hidden(self, model: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The last hidden states of packed documents, [rows, length, width]; `positions` as in `Pack`."""
-        return (_causal_hidden if self.causal else _encoder_hidden)(model, input_ids, positions)
+    def hidden(
+        self, model: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor, bounds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The last hidden states of packed documents, [rows, length, width].
+
+        :param positions: as in `Pack`
+        :param bounds: as `document_bounds` makes them; none: documents are kept apart by a mask
+        """
+        transformer: Any = model
+        config = transformer.base_model.config
+        if config._attn_implementation != packed_attention.NAME:
+            return (_causal_hidden if self.causal else _encoder_hidden)(model, input_ids, positions)
+        device = input_ids.device
+        if bounds is not None and packed_attention.in_half(device) and packed_attention.has_kernel(device):
+            mask = packed_attention.as_mask(config, bounds)
+        else:
+            mask = packed_attention.document_masks(config, positions, self.causal)
+        return self._masked(model, input_ids, positions, mask)
+
+    def _masked(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor, mask: Any) -> torch.Tensor:
+        uncached = {"use_cache": False} if self.causal else {}
+        hidden: torch.Tensor = model.base_model(
+            input_ids=input_ids, position_ids=positions, attention_mask=mask, **uncached
+        )[0]
+        return hidden
 
     def output_inputs(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
         """What the model's output layer gets for last hidden states [tokens, width].
@@ -175,6 +198,34 @@ class Family:
             check_packed(model, lambda given, at: self.hidden(model, given, at), ids, self.causal)
             own, ours = anything(input_ids=ids).logits[0], self._scores(model, ids, torch.arange(8)[None])
             check_scores(model, own, ours)
+        self._pack(model)
+
+    def _pack(self, model: Any) -> None:
+        """Let a model attend by what keeps documents apart alone, if it is the same to it.
+
+        Tried on rows of several documents with windows that are shorter than these: what a model makes of masks and of
+        bounds must be what it makes of positions, with the attention of transformers.
+        """
+        config = model.base_model.config
+        if config._attn_implementation != "sdpa" or not packed_attention.has_known_windows(config):
+            return
+        positions = torch.cat([torch.arange(length) for length in (7, 5, 2, 10)]).view(2, 12)
+        ids = torch.arange(2, 26).view(2, 12) % model.get_input_embeddings().num_embeddings
+        bounds = packed_attention.document_bounds(positions)
+        try:
+            with packed_attention.narrow_windows(model), tried(model):
+                plain = (_causal_hidden if self.causal else _encoder_hidden)(model, ids, positions)
+                model.set_attn_implementation(packed_attention.NAME)
+                masks = packed_attention.document_masks(config, positions, self.causal)
+                found = [
+                    self._masked(model, ids, positions, each)
+                    for each in (masks, packed_attention.as_mask(config, bounds))
+                ]
+                same = not any(_differ(plain, each, _ROUNDING) for each in found)
+        except UserError:
+            same = False
+        if not same:
+            model.set_attn_implementation("sdpa")
 
     def _scores(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.output_inputs(model, self.hidden(model, input_ids, positions)[0])
