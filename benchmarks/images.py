@@ -39,6 +39,7 @@ from dedloc_kit.learning.data.pictures.augmentation import (
     Crops,
     draw_crops,
     make_crops,
+    prepare_crops,
 )
 from dedloc_kit.learning.tasks.swav import SwavOptions
 
@@ -98,7 +99,9 @@ def _ways(setting: SwavOptions, microbatch: int) -> dict[str, Callable[[], list[
         return draw_crops(microbatch, kind, setting.distortion, generator)
 
     def ours() -> list[Tensor]:
-        return [make_crops(pictures, torch.from_numpy(draw(kind)), kind.size) for kind in kinds]
+        return [
+            make_crops(pictures, prepare_crops(torch.from_numpy(draw(kind)), kind.size), kind.size) for kind in kinds
+        ]
 
     def pillow() -> list[Tensor]:
         return [

@@ -112,7 +112,7 @@ def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: fl
 
 
 def _ours(task: Task, model: nn.Module, device: torch.device) -> Callable[[Batch], object]:
-    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
+    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device), task.prepare)
     parameters = list(model.parameters())
     gradients = Gradients([parameters], FlatLayout.of(parameters))
 

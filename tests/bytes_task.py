@@ -89,6 +89,9 @@ class Bytes:
             yield from np.frombuffer(bytes(waiting[:whole]), np.uint8).reshape(-1, length).astype(np.int64)
             del waiting[:whole]
 
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
+
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         scores = model(input_ids=batch["ids"][:, :-1]).logits.float()
         return functional.cross_entropy(scores.flatten(0, 1), batch["ids"][:, 1:].flatten())

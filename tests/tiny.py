@@ -67,6 +67,9 @@ class TinyTask:
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._pause)
         while os.path.exists(os.environ.get("TINY_HOLD", "")):

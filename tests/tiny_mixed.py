@@ -48,6 +48,9 @@ class TinyMixed:
         while True:
             yield {"x": torch.randn(microbatch, TOKENS, WIDTH, generator=generator)}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         first, mixture, last = model
         hidden = first(batch["x"])

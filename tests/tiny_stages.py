@@ -112,6 +112,9 @@ class TinyStages:
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         loss: Tensor = model(batch)
         return loss

@@ -26,7 +26,9 @@ class Learner:
 
     def gradient(self, batch: Batch) -> Tensor:
         """The gradient of a batch's mean loss as a flat vector."""
-        return self._flat(torch.autograd.grad(self.task.loss(self.model, batch, self.step), self.parameters))
+        return self._flat(
+            torch.autograd.grad(self.task.loss(self.model, self.task.prepare(batch), self.step), self.parameters)
+        )
 
     def set_gradient(self, flat: Tensor) -> None:
         for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):

@@ -54,6 +54,9 @@ class SimulatedMixed:
         while True:
             yield {"x": torch.randn(microbatch, TOKENS, self._settings.width, generator=generator)}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._seconds)
         self._device.begin()

@@ -89,6 +89,9 @@ class SimulatedTask:
         while True:
             yield {"x": torch.zeros(microbatch, 1)}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         parameters = list(model.parameters())
         if self._noise is None:

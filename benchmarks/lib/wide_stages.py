@@ -78,6 +78,9 @@ class WideStages:
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
 
+    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return batch
+
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         hidden: Tensor | None = None
         for stage, part in zip(self._stages, model, strict=True):

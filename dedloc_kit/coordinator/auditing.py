@@ -58,7 +58,7 @@ class Auditing:
         assert me.parameters is not None
         question = partial(known_question, run, me.signer.peer, me.parameters.size)
         # Its own, so that the data stay open.
-        recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss))
+        recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss, me.task.prepare))
         Knowing(me.exchange.host, question, recomputer, me.parameters)
         self._optimizer, self._host = me.optimizer, me.exchange.host
         threading.Thread(target=self._hear_of_equivocations, name="equivocations", daemon=True).start()
@@ -102,7 +102,7 @@ class Inquiries:
         assert me.parameters is not None
         state = me.optimizer.state
         self._layout, self._codec = state.layout, codec_of(run.averaging.compression)
-        self._again = Recomputer(run, module, me.parameters, on_cpu(state, me.task.loss))
+        self._again = Recomputer(run, module, me.parameters, on_cpu(state, me.task.loss, me.task.prepare))
         self._host, self._tracker = me.exchange.host, me.optimizer.tracker
         self._run_id, self._signer = run.run_id, me.signer
         self._asking = defaultdict[str, threading.Lock](threading.Lock)

@@ -47,8 +47,16 @@ class Task(Protocol):
         """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
         ...
 
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch, on the CPU, with what its loss would have to look up, so that a GPU is never waited for.
+
+        What is found may be of any length, so a batch is divided before it is prepared. The first tensor still has the
+        samples as its first dimension.
+        """
+        ...
+
     def loss(self, model: torch.nn.Module, batch: Batch, step: int) -> torch.Tensor:
-        """The mean loss over a batch that is on the model's device: a scalar with a gradient.
+        """The mean loss over a prepared batch that is on the model's device: a scalar with a gradient.
 
         :param step: the finished global steps whose parameters the model holds. What changes in the course of a run
             follows it, so that all peers agree; it makes a jump when a peer has caught up.
@@ -173,6 +181,11 @@ class Mixed(Task, Protocol):
         """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones), on the disk
         of this folder; raises UserError if it does not tell the same."""
         ...
+
+
+def prepared(task: Task, batch: Batch, device: torch.device) -> Batch:
+    """A batch from the CPU as the task's loss takes it, on a device."""
+    return {name: values.to(device) for name, values in task.prepare(batch).items()}
 
 
 def why_unchecked(task: Task) -> str:

@@ -28,7 +28,7 @@ from dedloc_kit.learning.data.sources.shards import Warn
 from dedloc_kit.learning.data.survey import Survey, survey
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed
-from dedloc_kit.learning.task import Batch, Checkable, Continuing, Divisible, Task, create_task
+from dedloc_kit.learning.task import Batch, Checkable, Continuing, Divisible, Task, create_task, prepared
 from dedloc_kit.learning.tasks.mixtures import batches_of, run_on
 from dedloc_kit.learning.tasks.text.common import TextTask
 from dedloc_kit.learning.train.computing.compute import Compute
@@ -287,7 +287,7 @@ def _cost(
     batches = batches_of(run, task, microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
     some = list(islice(batches, _BATCHES))
     model.to(device)
-    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
+    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device), task.prepare)
     suits = microbatch or find_microbatch(compute, some[0])
     if suits > run.peer_batch:
         shared = run.averaging.mode == "global-batch"
@@ -322,7 +322,7 @@ def _flops(task: Task, model: nn.Module, batch: Batch) -> float:
     try:
         # Fused attention is not counted everywhere; its plain form is.
         with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            task.loss(model, _moved(batch, model), 0)
+            task.loss(model, prepared(task, batch, next(model.parameters()).device), 0)
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
@@ -341,13 +341,8 @@ def _kept_bytes(task: Task, model: nn.Module, batch: Batch) -> int:
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        task.loss(model, _moved(batch, model), 0)
+        task.loss(model, prepared(task, batch, next(model.parameters()).device), 0)
     return sum(kept.values())
-
-
-def _moved(batch: Batch, model: nn.Module) -> Batch:
-    device = next(model.parameters()).device
-    return {name: values.to(device) for name, values in batch.items()}
 
 
 def _in_time(batches: list[Batch]) -> Iterator[Batch]:

@@ -118,6 +118,7 @@ def volunteer(
                 batches,
                 Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
+                prepare=me.task.prepare,
             )
             stack.callback(devices.close)
             recomputer, trial = _recomputing(run, peer, me, devices)

@@ -39,7 +39,7 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
             assert samples % microbatch[peer] == 0
             for _ in range(samples // microbatch[peer]):
                 batch = next(batches[peer])
-                loss = task.loss(model, batch, step) * (microbatch[peer] / total)
+                loss = task.loss(model, task.prepare(batch), step) * (microbatch[peer] / total)
                 loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:

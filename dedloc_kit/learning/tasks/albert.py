@@ -13,15 +13,14 @@ from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.masking import IGNORED
+from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
 from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
-from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.task import Batch, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import (
     TextOptions,
     TextTask,
     evaluating,
-    labels_of,
     parse_options,
     seeded_weights,
     tensors,
@@ -139,6 +138,17 @@ class Albert(TextTask):
         chances = generator.random((samples, architecture.hidden_size), dtype=np.float32)
         return {_KEPT: chances >= architecture.classifier_dropout_prob}
 
+    def prepare(self, batch: Batch) -> Batch:
+        """The places that have labels in place of these, and the mask only where there is padding.
+
+        The mask has four dimensions, [samples, 1, 1, length]: transformers takes it as it is, and does not look.
+        """
+        mask, labels = batch["attention_mask"], batch["labels"]
+        kept = {name: values for name, values in batch.items() if name not in ("attention_mask", "labels")}
+        if not mask.all():
+            kept["attention_mask"] = mask[:, None, None]
+        return {**kept, **places_of(labels)}
+
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
 
@@ -153,17 +163,17 @@ class Albert(TextTask):
         batches = self._evaluation_batches()
         with evaluating(model) as device:
             for kept in batches:
-                batch = {name: values.to(device) for name, values in kept.items()}
+                batch = prepared(self, kept, device)
                 token_scores, order_scores = _scores(model, batch)
                 size = len(order_scores)
                 loss += _loss(token_scores, order_scores, batch).item() * size
                 samples += size
                 masked += len(token_scores)
-                guessed += (token_scores.argmax(-1) == labels_of(batch)).sum().item()
+                guessed += (token_scores.argmax(-1) == batch[TARGETS]).sum().item()
                 ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
             filled: tuple[FillMask, ...] = ()
             if self._fill_mask:
-                batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
+                batch = prepared(self, tensors(self._fill_mask.arrays), device)
                 filled = self._fill_mask.filled(_scores(model, batch)[0])
         metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
         return Evaluation(loss=loss / samples, metrics=metrics, samples=filled, held_out=self.held_out_hash)
@@ -203,16 +213,16 @@ def _scores(model: nn.Module, batch: Batch, dropout: float = 0.0) -> tuple[torch
     albert: Any = model
     hidden, pooled = albert.albert(
         input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
+        attention_mask=batch.get("attention_mask"),
         token_type_ids=batch["token_type_ids"],
     )[:2]
     if model.training and dropout:
         pooled = pooled * batch[_KEPT] / (1 - dropout)
-    return albert.predictions(hidden[batch["labels"] != IGNORED]), albert.sop_classifier.classifier(pooled)
+    return albert.predictions(at_places(hidden, batch[PLACES])), albert.sop_classifier.classifier(pooled)
 
 
 def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> torch.Tensor:
     # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
-    masked_loss = functional.cross_entropy(token_scores.float(), labels_of(batch))
+    masked_loss = functional.cross_entropy(token_scores.float(), batch[TARGETS])
     order_loss = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"])
     return masked_loss + order_loss

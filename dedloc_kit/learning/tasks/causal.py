@@ -11,15 +11,17 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.mixture import imbalance_of
+from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
 from dedloc_kit.learning.models.families import DECODERS, softcap
 from dedloc_kit.learning.models.output_loss import output_loss
+from dedloc_kit.learning.models.packed_attention import BOUNDS
 from dedloc_kit.learning.models.parts import Cut, check_divisible, copies
 from dedloc_kit.learning.models.stage import DecoderStage
 from dedloc_kit.learning.models.to_transformers import stock, why_not_stock
 from dedloc_kit.learning.models.with_experts import check_experts, give_experts
-from dedloc_kit.learning.task import Batch, StageTask, Usage
+from dedloc_kit.learning.task import Batch, StageTask, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.learning.tasks.text.continuation import Continuations
@@ -117,7 +119,11 @@ class Causal(PackedTask):
 
     def stage(self, number: int) -> StageTask:
         length, unlabelled = self.options.sequence_length, self.begin != self.end
-        return DecoderStage(self.cut(), number, length, unlabelled, self.parameter_groups, self._loss)
+
+        def loss(model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return self._loss(model, output, hidden, self.targets(labels))  # waits for the device, as a stage may
+
+        return DecoderStage(self.cut(), number, length, unlabelled, self.parameter_groups, loss)
 
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
         return self.cut().whole(stages)
@@ -148,17 +154,18 @@ class Causal(PackedTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
-        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
-        loss = self._loss(model, transformer.get_output_embeddings(), hidden, batch["labels"])
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"], batch[BOUNDS])
+        loss = self._loss(model, transformer.get_output_embeddings(), hidden, batch)
         if self.run.experts is not None:
             loss = loss + self.run.experts.balance * imbalance_of(model)
         return loss
 
-    def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        hidden, labels = hidden.flatten(0, 1), labels.flatten()
-        if self.begin != self.end:
-            hidden, labels = hidden[labels != IGNORED], labels[labels != IGNORED]
-        return output_loss(hidden, output, labels, softcap(model))
+    def targets(self, labels: torch.Tensor) -> Batch:
+        return {TARGETS: labels.flatten()} if self.begin == self.end else super().targets(labels)
+
+    def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        scored = hidden.flatten(0, 1) if self.begin == self.end else at_places(hidden, batch[PLACES])
+        return output_loss(scored, output, batch[TARGETS], softcap(model))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The loss per token in nats, `perplexity`, `bits per byte`, and held-out beginnings that the model continues.
@@ -170,8 +177,8 @@ class Causal(PackedTask):
         with evaluating(model) as device:
             nats = tokens = 0.0
             for kept in batches:
-                batch, labels = {name: values.to(device) for name, values in kept.items()}, self.weight(kept)
-                nats += self.loss(model, batch, 0).item() * labels
+                labels = self.weight(kept)
+                nats += self.loss(model, prepared(self, kept, device), 0).item() * labels
                 tokens += labels
             samples = self._continuations.written(model) if self._continuations else ()
         return self.evaluation_of(nats / tokens).model_copy(update={"samples": samples})

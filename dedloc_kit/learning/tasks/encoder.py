@@ -10,14 +10,16 @@ from pydantic import Field
 from torch import nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.masking import IGNORED, Masker
+from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
+from dedloc_kit.learning.data.masking import Masker
 from dedloc_kit.learning.data.packing import Pack
 from dedloc_kit.learning.data.pairs import Arrays
 from dedloc_kit.learning.models.families import ENCODERS
 from dedloc_kit.learning.models.output_loss import best_tokens, output_loss
-from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.models.packed_attention import BOUNDS
+from dedloc_kit.learning.task import Batch, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
-from dedloc_kit.learning.tasks.text.common import evaluating, labels_of, parse_options, tensors
+from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.learning.tasks.text.packed import PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation, FillMask
@@ -58,12 +60,12 @@ class Encoder(PackedTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
-        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), labels_of(batch))
+        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), batch[TARGETS])
 
     def _hidden(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """What the output layer gets of the masked tokens alone: nothing else is scored."""
-        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
-        return self.family.output_inputs(model, hidden[batch["labels"] != IGNORED])
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"], batch[BOUNDS])
+        return self.family.output_inputs(model, at_places(hidden, batch[PLACES]))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         transformer: Any = model
@@ -72,14 +74,14 @@ class Encoder(PackedTask):
         loss = masked = guessed = 0.0
         with evaluating(model) as device:
             for kept in batches:
-                batch = {name: values.to(device) for name, values in kept.items()}
-                hidden, labels = self._hidden(model, batch), labels_of(batch)
+                batch = prepared(self, kept, device)
+                hidden, labels = self._hidden(model, batch), batch[TARGETS]
                 loss += output_loss(hidden, output, labels).item() * len(labels)
                 masked += len(labels)
                 guessed += (best_tokens(hidden, output) == labels).sum().item()
             filled: tuple[FillMask, ...] = ()
             if self._fill_mask:
-                batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
+                batch = prepared(self, tensors(self._fill_mask.arrays), device)
                 filled = self._fill_mask.filled(output(self._hidden(model, batch)))
         metrics = {"masked accuracy": guessed / masked}
         return Evaluation(loss=loss / masked, metrics=metrics, samples=filled, held_out=self.held_out_hash)

@@ -6,7 +6,7 @@ from itertools import islice
 
 import torch
 
-from dedloc_kit.learning.task import Batch, Task
+from dedloc_kit.learning.task import Batch, Task, prepared
 
 SAMPLES, BATCHES = 8, 4
 
@@ -19,7 +19,7 @@ def training_loss(task: Task, model: torch.nn.Module, seed: int, warn: Callable[
     """
     device = next(model.parameters()).device
     losses = [
-        float(task.loss(model, {name: values.to(device) for name, values in batch.items()}, 0))
+        float(task.loss(model, prepared(task, batch, device), 0))
         for batch in islice(task.batches(SAMPLES, seed, warn), BATCHES)
     ]
     return sum(losses) / len(losses)

@@ -22,14 +22,22 @@ from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.pictures.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
+from dedloc_kit.learning.data.pictures.augmentation import (
+    Crop,
+    Crops,
+    Distortion,
+    as_they_are,
+    draw_crops,
+    make_crops,
+    prepare_crops,
+)
 from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.sources.stream import in_order, mixture
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
-from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.task import Batch, prepared
 from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
@@ -155,13 +163,24 @@ class Swav:
         while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
             yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
 
-    def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
+    @property
+    def _kinds(self) -> dict[str, Crops]:
+        """The sizes of crops by their names."""
         kinds = {"large": self.options.large, "small": self.options.small}
+        return {name: kind for name, kind in kinds.items() if kind is not None}
+
+    def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
         return {
             name: torch.from_numpy(draw_crops(samples, kind, self.options.distortion, generator))
-            for name, kind in kinds.items()
-            if kind is not None
+            for name, kind in self._kinds.items()
         }
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Which crops are blurred and how, beside the numbers of each kind, see `Crop`."""
+        found = dict(batch)
+        for name, kind in self._kinds.items():
+            found |= zip(_of(name), prepare_crops(batch[name], kind.size), strict=True)
+        return found
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         assert isinstance(model, SwavModel)
@@ -169,15 +188,20 @@ class Swav:
         embeddings, scores = self._views(model, batch, frozen)
         large = [each.detach() for each in embeddings[: self.options.large.count]]
         earlier = self._queue.before(step)
-        assignments = self._assignments(model, large, earlier if step >= self.options.queue_from_step else [])
+        assignments = self._assignments(model, large, [])
+        if earlier and step >= self.options.queue_from_step:
+            full, beside = self._queue.full, self._assignments(model, large, earlier)
+            assignments = [torch.where(full, *pair) for pair in zip(beside, assignments, strict=True)]
         if self.options.queue:
             self._queue.add(large)
         return swapped_loss(scores, assignments, self.options.temperature)
 
     def _views(self, model: SwavModel, batch: Batch, frozen: bool = False) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The embeddings and the scores of each crop."""
-        kinds = [("large", self.options.large), ("small", self.options.small)]
-        crops = [make_crops(batch["pictures"], batch[name], kind.size) for name, kind in kinds if kind is not None]
+        crops = [
+            make_crops(batch["pictures"], Crop(*(batch[each] for each in _of(name))), kind.size)
+            for name, kind in self._kinds.items()
+        ]
         embeddings = model.embed(crops)
         samples = len(batch["pictures"])
         return embeddings.split(samples), model.scores(embeddings, frozen).split(samples)
@@ -242,7 +266,7 @@ class Swav:
         some, total = pictures[:_LOSS_SAMPLES], 0.0
         for part in some.split(_EVALUATION_BATCH):
             batch = {"pictures": part, **self._drawn(len(part), generator)}
-            embeddings, scores = self._views(model, {name: values.to(device) for name, values in batch.items()})
+            embeddings, scores = self._views(model, prepared(self, batch, device))
             assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
             total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
         return total / len(some)
@@ -277,6 +301,11 @@ class Swav:
                 yield item
 
         return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size)
+
+
+def _of(kind: str) -> list[str]:
+    """The names in a prepared batch of what a `Crop` of this kind has."""
+    return [kind, f"{kind}_blurred", f"{kind}_kernels"]
 
 
 def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:

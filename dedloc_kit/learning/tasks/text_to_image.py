@@ -76,6 +76,10 @@ class TextToImage:
             told = generator.random(len(some)) >= self.options.unconditional
             yield self._batch(some, told)
 
+    def prepare(self, batch: Batch) -> Batch:
+        """As it is: nothing has to be looked up."""
+        return batch
+
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         assert isinstance(model, DrawingTransformer)
         captions, codes = batch["captions"], batch["codes"]

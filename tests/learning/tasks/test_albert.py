@@ -96,7 +96,7 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     model = task.build_model().eval()
     batch = next(task.batches(8, seed=0, warn=fail))
     assert all(len(values) == 8 for values in batch.values())
-    loss = task.loss(model, batch, 0)
+    loss = task.loss(model, task.prepare(batch), 0)
     torch.testing.assert_close(loss, model(**batch).loss)
     tokens = len(load_tokenizer(str(folder / "tokenizer")))
     assert abs(loss.item() - math.log(tokens) - math.log(2)) < 0.5
@@ -112,7 +112,7 @@ def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None
     original = type(model)(model.config).eval()
     original.load_state_dict(model.state_dict())
     assert type(original.albert.encoder.albert_layer_groups[0].albert_layers[0].activation) is NewGELUActivation
-    torch.testing.assert_close(task.loss(model, batch, 0), task.loss(original, batch, 0))
+    torch.testing.assert_close(task.loss(model, task.prepare(batch), 0), task.loss(original, task.prepare(batch), 0))
 
 
 def test_batches_depend_on_the_seed_alone(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> N
     losses = []
     with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
         for _ in range(12):
-            loss = task.loss(model, next(batches), 0)
+            loss = task.loss(model, task.prepare(next(batches)), 0)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

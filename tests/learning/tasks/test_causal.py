@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     model: Any = task.build_model()
     batch = next(task.batches(4, 0, fail))
     assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(batch, (4, 32))
-    loss = task.loss(model, batch, 0)
+    loss = task.loss(model, task.prepare(batch), 0)
     losses = []
     for ids, positions, labels in zip(batch["input_ids"], batch["position_ids"], batch["labels"], strict=True):
         starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(ids)]
@@ -149,7 +149,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     before = task.evaluate(model)
     batches = task.batches(16, 0, fail)
     for step in range(20):
-        task.loss(model, next(batches), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()
         optimizer.zero_grad()
     after = task.evaluate(model)

@@ -46,7 +46,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
     batches = task.batches(BATCH, 0, print)
     found = [task.evaluate(model).metrics["bits per byte"]]
     for step in range(steps):
-        task.loss(model, next(batches), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:

@@ -55,7 +55,7 @@ def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
     model = task.build_model()
     optimizer = build_optimizer(task.run.optimizer, task.parameter_groups(model, 0.01))
     for step, batch in enumerate(islice(task.batches(32, 0, lambda _: None), steps)):
-        task.loss(model, batch, step).backward()
+        task.loss(model, task.prepare(batch), step).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert isinstance(model, DrawingTransformer)

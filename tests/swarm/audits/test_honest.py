@@ -103,7 +103,7 @@ class Volunteer:
         batches = world.stack.enter_context(mixtures.batches(kind.microbatch, seed, pytest.fail, ahead=2))
         world.half = kind.half
         caller = Caller(self._refresh, self._gradients.leave_out)
-        self._devices = Devices([self._replica], [task.loss], batches, caller, in_step=False)
+        self._devices = Devices([self._replica], [task.loss], batches, caller, in_step=False, prepare=task.prepare)
         world.stack.callback(self._devices.close)
         self._recomputer = Recomputer(world.run, None, world.parameters, self._devices.recompute)
 
@@ -182,7 +182,10 @@ class World:
         self.parameters = KeptParameters(self.state, folder / "parameters", MAX_STALENESS + 4)
         self.parameters.keep()
         self.state.listen(self.parameters.keep)
-        self._own, self._lock = Recomputer(run, None, self.parameters, on_cpu(self.state, task.loss)), threading.Lock()
+        self._own, self._lock = (
+            Recomputer(run, None, self.parameters, on_cpu(self.state, task.loss, task.prepare)),
+            threading.Lock(),
+        )
         self.convicted = defaultdict[str, list[str]](list)
         self.auditor = Auditor(
             run.trust, Probation(3, claimed), nothing_lost(self.state.layout.size), self, self._convict, Random(5)

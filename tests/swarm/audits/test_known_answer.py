@@ -194,7 +194,7 @@ class Knows(Volunteer):
     """The coordinator."""
 
     def serve(self, host: Host) -> None:
-        again = on_cpu(self.state, self.loss)
+        again = on_cpu(self.state, self.loss, self.prepare)
         question = partial(known_question, self.run, "organizer", self.parameters.size)
         Knowing(host, question, Recomputer(self.run, None, self.parameters, again), self.parameters)
 

@@ -63,7 +63,11 @@ class Peer:
         self.layout = FlatLayout.of(self.parameters)
         self.chunks = list(self.layout.pieces(0, self.layout.size, CHUNK))
         self._compute = Compute(
-            self.model, lambda model, batch: self.task.loss(model, batch, 0), torch.device("cpu"), self.half
+            self.model,
+            lambda model, batch: self.task.loss(model, batch, 0),
+            torch.device("cpu"),
+            self.half,
+            self.task.prepare,
         )
 
     def gradient(self, batch: Batch) -> Tensor:

@@ -65,7 +65,7 @@ class Volunteer:
 
     def __init__(self, run: RunConfig, folder: Path, peer: str) -> None:
         task = create_task(run)
-        self.run, self.loss = run, task.loss
+        self.run, self.loss, self.prepare = run, task.loss, task.prepare
         self.state = TrainingState(
             task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.01)), run
         )
@@ -82,7 +82,7 @@ class Volunteer:
     def at_work(self, microbatch: int) -> Iterator[None]:
         with self._mixtures.batches(microbatch, self._seed, pytest.fail, ahead=2) as batches:
             caller = Caller(self._refresh, self.gradients.leave_out)
-            self.devices = Devices([self.replica], [self.loss], batches, caller, in_step=False)
+            self.devices = Devices([self.replica], [self.loss], batches, caller, in_step=False, prepare=self.prepare)
             yield
             self.devices.close()
 
@@ -147,7 +147,9 @@ def test_what_a_volunteer_has_computed_another_one_and_the_coordinator_find_agai
         assert all(map(torch.equal, held, checker.held()))
         assert checker.replica.step == 2
         assert len({*found.norms}) == 4
-    coordinator = Recomputer(run, None, checker.parameters, on_cpu(checker.state, create_task(run).loss))
+    task = create_task(run)
+    again = on_cpu(checker.state, task.loss, task.prepare)
+    coordinator = Recomputer(run, None, checker.parameters, again)
     assert coordinator.answer(question(b"".join(line.work for line in lines))) == found
     other = coordinator.answer(question(lines[0].work, author="QmOther"))
     assert other.projections != found.projections[:1], "another's data are others"
@@ -163,7 +165,7 @@ def test_a_gradient_in_bfloat16_is_within_the_tolerance_of_one_in_float32_and_an
         lines = [author.compute(), author.compute()]
         samples = [Work.read(line.work).samples for line in lines]
         claimed = np.average([projected(line) for line in lines], axis=0, weights=samples)
-        for again in (author.devices.recompute, on_cpu(author.state, author.loss)):
+        for again in (author.devices.recompute, on_cpu(author.state, author.loss, author.prepare)):
             found = Recomputer(run, None, author.parameters, again).answer(
                 question(b"".join(line.work for line in lines))
             )

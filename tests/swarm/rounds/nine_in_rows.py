@@ -154,7 +154,7 @@ class Peer:
         if not self.optimizer.ahead:
             batch, step = next(self._batches), self._replica.step
             self._replica.model.zero_grad()
-            self._nine.task.loss(self._replica.model, batch, step).backward()
+            self._nine.task.loss(self._replica.model, self._nine.task.prepare(batch), step).backward()
             self.computed[step].append(batch)
             self.optimizer.accumulate([Computed(0, self.microbatch, 1.0, rescaled=False, batch=batch)])
         self.optimizer.boundary()
@@ -264,7 +264,9 @@ class NineInRows:
             brought = next(peer.steps[step + 1] for peer in self.peers if step + 1 in peer.steps)
             for peer in self.peers:
                 for batch in peer.computed[step][: brought.get(peer.peer, 0) // peer.microbatch]:
-                    loss = self.task.loss(model, batch, step) * (peer.microbatch / sum(brought.values()))
+                    loss = self.task.loss(model, self.task.prepare(batch), step) * (
+                        peer.microbatch / sum(brought.values())
+                    )
                     loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), self.run.optimizer.max_gradient_norm)
             for group in optimizer.param_groups:

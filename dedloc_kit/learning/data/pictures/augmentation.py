@@ -12,8 +12,9 @@ after each change, and hues turn in the YIQ plane instead of on the HSV hexagon,
 """
 
 import math
+from functools import lru_cache
 from itertools import cycle
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -101,43 +102,85 @@ def draw_crops(
     return numbers
 
 
+class Crop(NamedTuple):
+    """What the crops of one size are made from, for pictures [samples, 3, height, width]."""
+
+    numbers: Tensor
+    """[samples, crops, 10], as `draw_crops` makes them."""
+    blurred: Tensor
+    """Int64, the crops that are blurred; they count as `make_crops` returns them."""
+    kernels: Tensor
+    """Float32 [blurred, taps], how each of these is blurred along a row, and along a column."""
+
+
+def prepare_crops(numbers: Tensor, size: int) -> Crop:
+    """On the CPU: which crops are blurred, and how. A GPU would have to be waited for to tell.
+
+    The blur is Gaussian, cut off at three standard deviations, the largest one's of all.
+    """
+    sigma = numbers[:, :, SIGMA].T.flatten()
+    blurred = sigma.nonzero()[:, 0]
+    reach = min(math.ceil(3 * float(sigma.max())), size - 1)
+    distance = torch.arange(-reach, reach + 1)
+    kernels = torch.exp(-0.5 * (distance / sigma[blurred, None]) ** 2)
+    return Crop(numbers, blurred, kernels / kernels.sum(1, keepdim=True))
+
+
 @torch.no_grad()
-def make_crops(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
+def make_crops(pictures: Tensor, crop: Crop, size: int) -> Tensor:
     """The crops of pictures, normalised for the model.
 
     :param pictures: uint8 [samples, 3, height, width]
-    :param numbers: [samples, crops, 10], as `draw_crops` makes them
+    :param crop: as `prepare_crops` makes it, on the device of the pictures
     :returns: float32 [crops * samples, 3, size, size]: the first crop of each sample, then the second ...
     """
     with torch.autocast(pictures.device.type, enabled=False):  # 8 bits of colour do not fit into bfloat16
         # Only a CPU resizes bytes, and it does so much faster than anything else.
-        source = pictures if pictures.device.type == "cpu" else pictures.float()
-        each = numbers.transpose(0, 1).flatten(0, 1)
-        crops = _colour(_cut(source, each, size).float(), each)
-        blurred = each[:, SIGMA] > 0
-        if blurred.any():
-            crops[blurred] = _blur(crops[blurred], each[blurred, SIGMA])
+        cut = cut_by_slices if pictures.device.type == "cpu" else cut_by_products
+        crops = _colour(cut(pictures, crop.numbers, size).float(), crop.numbers.transpose(0, 1).flatten(0, 1))
+        if len(crop.blurred):
+            crops.index_copy_(0, crop.blurred, _blur(crops.index_select(0, crop.blurred), crop.kernels))
         return crops
 
 
 @torch.no_grad()
 def as_they_are(pictures: Tensor) -> Tensor:
     """Whole pictures, uint8 [samples, 3, height, width], normalised for the model in float32."""
-    scale, shift = _normalisation(pictures.device)
-    return pictures.float() * scale + shift
+    constants = _constants(pictures.device)
+    return pictures.float() * constants.scale + constants.shift
 
 
-def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+class _Constants(NamedTuple):
+    """On one device."""
+
+    scale: Tensor
+    shift: Tensor
     """Factor and summand, [3, 1, 1] each, that turn colours from 0 to 255 into the model's."""
-    mean, spread = (torch.tensor(values, device=device)[:, None, None] for values in (_MEAN, _SPREAD))
-    return 1 / (255 * spread), -mean / spread
+    luma: Tensor
+    yiq: Tensor
+    rgb: Tensor
+    """The inverse of `yiq`."""
 
 
-def _cut(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
-    """Crop to whole pixels, mirror and resize (bilinear, filtered where it shrinks)."""
+@lru_cache
+@torch.inference_mode(False)
+def _constants(device: torch.device) -> _Constants:
+    """Copied to a device once."""
+    mean, spread = (torch.tensor(values)[:, None, None] for values in (_MEAN, _SPREAD))
+    yiq = torch.tensor(_YIQ)
+    made = 1 / (255 * spread), -mean / spread, torch.tensor(_LUMA), yiq, yiq.inverse()
+    return _Constants(*(each.to(device) for each in made))
+
+
+def cut_by_slices(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
+    """Crop to whole pixels, mirror and resize (bilinear, filtered where it shrinks), one crop after the other.
+
+    The numbers are read, so it is for a CPU. Returns [crops * samples, 3, size, size], of bytes rounded bytes.
+    """
     height, width = pictures.shape[2:]
-    boxes = numbers[:, [LEFT, TOP, WIDTH, HEIGHT]].cpu() * torch.tensor([width, height, width, height])
-    flips = numbers[:, FLIP].tolist()
+    each = numbers.transpose(0, 1).flatten(0, 1)
+    boxes = each[:, [LEFT, TOP, WIDTH, HEIGHT]] * torch.tensor([width, height, width, height])
+    flips = each[:, FLIP].tolist()
     crops = []
     for picture, (left, top, wide, high), flip in zip(
         cycle(pictures.split(1)), boxes.round().int().tolist(), flips, strict=False
@@ -148,12 +191,50 @@ def _cut(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
     return torch.cat(crops)
 
 
+def cut_by_products(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
+    """The same without rounding, for all crops at once and without reading a number: for a GPU.
+
+    Cropping, mirroring and resizing are linear along rows and along columns, so they are two products of matrices.
+    `grid_sample` would take less time, but it does not filter where a crop shrinks.
+    """
+    samples, channels, height, width = pictures.shape
+    crops = numbers.shape[1]
+    left, wide = _pixels(numbers[:, :, LEFT], width), _pixels(numbers[:, :, WIDTH], width).clamp(min=1)
+    top, high = _pixels(numbers[:, :, TOP], height), _pixels(numbers[:, :, HEIGHT], height).clamp(min=1)
+    rows = _resize(top, high, height, size)
+    columns = _resize(left, wide, width, size)
+    columns = torch.where(numbers[:, :, FLIP, None, None] < 0, columns.flip(2), columns)
+    source = pictures.float().transpose(1, 2).flatten(2)  # [samples, height, 3 * width]
+    made = (rows.flatten(1, 2) @ source).view(samples, crops, size, channels, width)
+    made = made.flatten(2, 3) @ columns.transpose(2, 3)  # [samples, crops, size * 3, size]
+    return made.view(samples, crops, size, channels, size).permute(1, 0, 3, 2, 4).flatten(0, 1)
+
+
+def _pixels(shares: Tensor, length: int) -> Tensor:
+    return (shares * length).round()
+
+
+def _resize(start: Tensor, length: Tensor, whole: int, size: int) -> Tensor:
+    """How much of each pixel of a line each pixel of a part of it is that is resized: [..., size, whole].
+
+    :param start: [...], the first pixel of the part
+    :param length: [...], its pixels
+    """
+    length = torch.minimum(length, whole - start)  # rounded, a part may end behind the picture
+    pixel = (length / size)[..., None, None]  # of the crop, in pixels of the picture
+    target = torch.arange(size, device=start.device)[:, None] + 0.5
+    source = torch.arange(whole, device=start.device) + 0.5 - start[..., None, None]
+    weights = (1 - (target * pixel - source).abs() / pixel.clamp(min=1)).clamp(min=0)
+    weights = weights * ((source > 0) & (source < length[..., None, None]))
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def _colour(crops: Tensor, numbers: Tensor) -> Tensor:
     """Brightness, contrast (around the crop's mean gray), saturation and hue: a matrix and a gray for each crop.
 
     The model's normalisation goes into the same matrix; black and white are then other numbers in each channel.
     """
-    luma, yiq = crops.new_tensor(_LUMA), crops.new_tensor(_YIQ)
+    scale, shift, luma, yiq, rgb = _constants(crops.device)
     saturation = numbers[:, SATURATION, None, None]
     matrix = saturation * torch.eye(3, device=crops.device) + (1 - saturation) * luma.expand(3, 3)
     turn = 2 * math.pi * numbers[:, HUE]
@@ -161,22 +242,19 @@ def _colour(crops: Tensor, numbers: Tensor) -> Tensor:
     turned[:, 1, 1] = turned[:, 2, 2] = turn.cos()
     turned[:, 1, 2], turned[:, 2, 1] = -turn.sin(), turn.sin()
     brightness, contrast = numbers[:, BRIGHTNESS, None, None], numbers[:, CONTRAST, None, None]
-    matrix = brightness * contrast * (yiq.inverse() @ turned @ yiq @ matrix)
+    matrix = brightness * contrast * (rgb @ turned @ yiq @ matrix)
     gray = brightness * (1 - contrast) * (crops.mean((2, 3)) @ luma)[:, None, None]
-    scale, shift = _normalisation(crops.device)
     coloured = torch.baddbmm(gray * scale[:, 0] + shift[:, 0], scale[:, 0] * matrix, crops.flatten(2)).view(crops.shape)
     for channel, mean, spread in zip(coloured.unbind(1), _MEAN, _SPREAD, strict=True):
         channel.clamp_(-mean / spread, (1 - mean) / spread)
     return coloured
 
 
-def _blur(crops: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian, cut off at three standard deviations; beyond the border the crop is mirrored."""
+def _blur(crops: Tensor, kernels: Tensor) -> Tensor:
+    """Along rows and along columns; beyond the border the crop is mirrored."""
     samples, channels, height, width = crops.shape
-    reach = min(math.ceil(3 * float(sigma.max())), height - 1, width - 1)
-    distance = torch.arange(-reach, reach + 1, device=crops.device)
-    weights = torch.exp(-0.5 * (distance / sigma[:, None]) ** 2)
-    weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(channels, 0)[:, None, None]
+    reach = kernels.shape[1] // 2
+    weights = kernels.repeat_interleave(channels, 0)[:, None, None]
     planes = crops.reshape(1, samples * channels, height, width)
     planes = functional.pad(planes, (reach, reach, reach, reach), mode="reflect")
     planes = functional.conv2d(planes, weights, groups=samples * channels)

@@ -52,28 +52,40 @@ class FeatureQueue:
     def __init__(self, length: int) -> None:
         self.length = length
         self._kept: list[Tensor] = []
+        """Of each large crop [length, width], the latest features last; what is not filled yet is 0."""
+        self._most = 0
+        """At most so many of them are filled, which is so if all were finite."""
+        self._filled: Tensor | None = None
+        """How many are, on the device."""
         self._step = 0
 
     def before(self, step: int) -> list[Tensor]:
-        """For each large crop the features [length, width] that came before; nothing until there are so many.
+        """For each large crop the features [length, width] that came before; nothing until there can be so many.
 
-        A peer that has skipped global steps has caught up with other weights: what it kept is thrown away.
+        Whether there are so many says `full`. A peer that has skipped global steps has caught up with other weights:
+        what it kept is thrown away.
         """
         if step - self._step > 1:
-            self._kept = []
+            self._kept, self._most, self._filled = [], 0, None
         self._step = step
-        return self._kept if self._kept and len(self._kept[0]) == self.length else []
+        return self._kept if self._most >= self.length else []
+
+    @property
+    def full(self) -> Tensor:
+        """Whether it holds as many features as it is long: a bool on their device, for which nobody has to wait."""
+        assert self._filled is not None
+        return self._filled >= self.length
 
     def add(self, features: list[Tensor]) -> None:
         """Keep the features [samples, width] of each large crop in the place of the oldest, if all are finite.
 
         One number that is not would be in all assignments, and so in all losses, for as long as the queue holds it.
+        Chosen on the device, which nobody waits for.
         """
         features = [each.detach() for each in features]
         finite = torch.stack([each.isfinite().all() for each in features]).all()
-        kept = self._kept or [each[:0] for each in features]
+        kept = self._kept or [each.new_zeros(self.length, each.shape[1]) for each in features]
         newer = [torch.cat(pair)[-self.length :] for pair in zip(kept, features, strict=True)]
-        if len(kept[0]) == self.length:  # chosen on the device, which nobody waits for
-            self._kept = [torch.where(finite, new, old) for new, old in zip(newer, kept, strict=True)]
-        elif finite:
-            self._kept = newer
+        self._kept = [torch.where(finite, new, old) for new, old in zip(newer, kept, strict=True)]
+        self._filled = (0 if self._filled is None else self._filled) + finite * len(features[0])
+        self._most += len(features[0])

@@ -16,7 +16,6 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.sources.stream import in_order, mixture, texts
@@ -167,8 +166,3 @@ def evaluating(
 def tensors(arrays: dict[str, Any]) -> Batch:
     """Arrays as a batch."""
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
-
-
-def labels_of(batch: Batch) -> torch.Tensor:
-    """The hidden tokens of a batch, in its order: what the scores at their places are to be measured by."""
-    return batch["labels"][batch["labels"] != IGNORED]

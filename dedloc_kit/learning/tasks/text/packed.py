@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.labels import places_of
 from dedloc_kit.learning.data.packing import Pack, Packer
 from dedloc_kit.learning.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.families import Family
 from dedloc_kit.learning.models.init_from import Start
+from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
-from dedloc_kit.learning.task import Renewed, create_task
+from dedloc_kit.learning.task import Batch, Renewed, create_task
 from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, seeded_weights
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
@@ -173,6 +176,15 @@ class PackedTask(TextTask):
         if vocabulary_hash(old) == self.vocabulary_hash:
             return Origins([[number] for number in range(len(old))])
         return origins(self.tokenizer, old)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Where documents begin, and in place of the labels the places that have some, see `places_of`."""
+        kept = {name: values for name, values in batch.items() if name != "labels"}
+        return {**kept, BOUNDS: document_bounds(batch["position_ids"]), **self.targets(batch["labels"])}
+
+    def targets(self, labels: torch.Tensor) -> Batch:
+        """What the loss takes in place of labels [rows, length]."""
+        return places_of(labels)
 
     def packs(self, items: Iterable[Any], microbatch: int) -> Iterator[Pack]:
         """Texts and documents in packs of `microbatch` sequences, the last one of fewer."""

@@ -34,6 +34,11 @@ def loss_scale() -> float:
     return _loss_scale.get()
 
 
+def as_it_is(batch: Batch) -> Batch:
+    """How a batch is prepared whose loss looks nothing up."""
+    return batch
+
+
 class Compute:
     """Computes the gradients of a model whose parameters, like the gradients, are float32 on `device`.
 
@@ -41,6 +46,7 @@ class Compute:
     :param half: what autocast computes with, or none for float32. With float16 the loss is scaled, so that small
         gradients do not vanish (Micikevicius et al. 2017, section 3.2). The scale is this peer's own: gradients are
         divided by it before they are added to others.
+    :param prepare: see `Task.prepare`
     """
 
     def __init__(
@@ -49,9 +55,10 @@ class Compute:
         loss: Callable[[nn.Module, Batch], Tensor],
         device: torch.device,
         half: torch.dtype | None,
+        prepare: Callable[[Batch], Batch] = as_it_is,
     ) -> None:
         self.model, self.device = model, device
-        self._loss, self._half = loss, half
+        self._loss, self._half, self._prepare = loss, half, prepare
         self._scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
         self._optimizer = EagerOptimizer(model.parameters(), {})  # only tells the scaler which parameters
         self._checkpointed: list[nn.Module] = []
@@ -106,7 +113,7 @@ class Compute:
 
     def _gradients(self, batch: Batch) -> float:
         self.clear()
-        batch = {name: values.to(self.device) for name, values in batch.items()}
+        batch = {name: values.to(self.device) for name, values in self._prepare(batch).items()}
         half = torch.autocast(self.device.type, dtype=self._half or torch.bfloat16, enabled=self._half is not None)
         with loss_scaled(self._scaler.get_scale()), half:
             loss = self._loss(self.model, batch)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.compute import Batch, Compute
+from dedloc_kit.learning.train.computing.compute import Batch, Compute, as_it_is
 from dedloc_kit.learning.train.computing.device import describe_device, half_precision, make_current
 from dedloc_kit.learning.train.computing.microbatch import Microbatches, find_microbatch, samples_in
 from dedloc_kit.learning.train.computing.recomputing import Again, Part, Wanted, recompute
@@ -28,6 +28,7 @@ memory that there may not be."""
 _log = logging.getLogger(__name__)
 
 Loss = Callable[[nn.Module, Batch, int], Tensor]
+Prepare = Callable[[Batch], Batch]
 
 
 class Computed(NamedTuple):
@@ -68,7 +69,9 @@ class _Here(Executor):
 class _Device:
     """One device and its thread."""
 
-    def __init__(self, number: int, replica: Replica, loss: Loss, stream: Iterator[Batch], alone: bool) -> None:
+    def __init__(
+        self, number: int, replica: Replica, loss: Loss, prepare: Prepare, stream: Iterator[Batch], alone: bool
+    ) -> None:
         self.number, self.device, self._replica = number, replica.device, replica
         self.name = f"{describe_device(self.device)} ({self.device})"
         self.microbatches = Microbatches(stream)
@@ -80,6 +83,7 @@ class _Device:
                 lambda model, batch: loss(model, batch, replica.step),
                 self.device,
                 half_precision(self.device),
+                prepare,
             )
         ).result()
         self.batch: Batch = {}
@@ -124,6 +128,7 @@ class Devices:
     :param stream: batches, which come to whichever device is next
     :param in_step: whether all begin and end together, because what they compute must be of the same parameters;
         otherwise each goes on as soon as it can
+    :param prepare: of the task, see `Task.prepare`
     """
 
     def __init__(
@@ -134,10 +139,11 @@ class Devices:
         caller: Caller,
         *,
         in_step: bool,
+        prepare: Prepare = as_it_is,
     ) -> None:
         self._caller, self._in_step = caller, in_step
         self._devices = [
-            _Device(number, replica, loss, stream, alone=len(replicas) == 1)
+            _Device(number, replica, loss, prepare, stream, alone=len(replicas) == 1)
             for number, (replica, loss) in enumerate(zip(replicas, losses, strict=True))
         ]
         self._working: dict[Future[float | None], _Device] = {}

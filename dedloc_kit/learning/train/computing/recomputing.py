@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.train.computing.compute import Batch, Compute
+from dedloc_kit.learning.train.computing.compute import Batch, Compute, as_it_is
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.state.state import Replica, TrainingState
 
@@ -57,13 +57,17 @@ def recompute(replica: Replica, compute: Compute, wanted: Wanted) -> Part | None
             compute.clear()
 
 
-def on_cpu(state: TrainingState, loss: Callable[[nn.Module, Batch, int], Tensor]) -> Again:
+def on_cpu(
+    state: TrainingState,
+    loss: Callable[[nn.Module, Batch, int], Tensor],
+    prepare: Callable[[Batch], Batch] = as_it_is,
+) -> Again:
     """For who has no replica: computes it in float32, on a copy of the model that is made for it."""
 
     def compute(wanted: Wanted) -> Part | None:
         with state.lock:
             replica = Replica(state, _CPU)
-        here = Compute(replica.model, lambda model, batch: loss(model, batch, replica.step), _CPU, None)
+        here = Compute(replica.model, lambda model, batch: loss(model, batch, replica.step), _CPU, None, prepare)
         return recompute(replica, here, wanted)
 
     return compute

@@ -22,8 +22,11 @@ from dedloc_kit.learning.data.pictures.augmentation import (
     Crops,
     Distortion,
     as_they_are,
+    cut_by_products,
+    cut_by_slices,
     draw_crops,
     make_crops,
+    prepare_crops,
 )
 
 SWAV = Distortion()
@@ -42,9 +45,13 @@ def numbers(**changes: float) -> torch.Tensor:
     return torch.tensor([[list((plain | changes).values())]])
 
 
+def made_of(given: torch.Tensor, drawn: torch.Tensor, size: int) -> torch.Tensor:
+    return make_crops(given, prepare_crops(drawn, size), size)
+
+
 def crop(picture: torch.Tensor, size: int, **changes: float) -> Array:
     """One crop of one picture, [3, size, size], in colours from 0 to 1."""
-    made = make_crops(picture[None], numbers(**changes), size)[0].double().numpy()
+    made = made_of(picture[None], numbers(**changes), size)[0].double().numpy()
     return np.asarray(made * SPREAD[:, None, None] + MEAN[:, None, None])
 
 
@@ -74,11 +81,24 @@ def test_a_crop_is_the_box_resized_and_mirrored(box: tuple[int, int, int, int], 
     np.testing.assert_allclose(found, expected, atol=1.5 / 255)  # rounded to bytes twice
 
 
+@pytest.mark.parametrize("size", [7, 12, 33])
+def test_products_of_matrices_cut_as_slices_do(size: int) -> None:
+    """As on a GPU, where bytes become numbers first: crops that shrink and grow, at borders and of a single pixel."""
+    given = pictures(3).float()[:, :, :, :17].contiguous()
+    scales = (0.02, 0.1), (0.2, 1.0), (1.0, 1.0)
+    kinds = [Crops(count=4, size=8, scale=scale) for scale in scales]
+    generator = np.random.default_rng(3)
+    drawn = torch.from_numpy(np.concatenate([draw_crops(3, kind, SWAV, generator) for kind in kinds], axis=1))
+    drawn[0, 0, :4] = torch.tensor([0.97, 0.97, 0.03, 0.03])
+    drawn[1, 1, :4] = torch.tensor([0.61, 0.58, 0.39, 0.42])  # rounded, it ends behind the picture
+    torch.testing.assert_close(
+        cut_by_products(given, drawn, size), cut_by_slices(given, drawn, size), rtol=0, atol=1e-3
+    )
+
+
 def test_the_whole_picture_at_its_own_size_is_the_picture() -> None:
     given = pictures()
-    torch.testing.assert_close(
-        make_crops(given, numbers().expand(2, 1, 10), 20), as_they_are(given), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(made_of(given, numbers().expand(2, 1, 10), 20), as_they_are(given), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +159,11 @@ def test_a_blur_spreads_a_point_as_a_gaussian(sigma: float) -> None:
 def test_each_sample_and_each_crop_is_distorted_by_its_own_numbers() -> None:
     given = pictures(3)
     drawn = torch.from_numpy(draw_crops(3, Crops(count=2, size=8, scale=(0.3, 1.0)), SWAV, np.random.default_rng(1)))
-    together = make_crops(given, drawn, 8)
+    together = made_of(given, drawn, 8)
     assert together.shape == (6, 3, 8, 8)
     for sample in range(3):
         for number in range(2):
-            alone = make_crops(given[sample : sample + 1], drawn[sample : sample + 1, number : number + 1], 8)
+            alone = made_of(given[sample : sample + 1], drawn[sample : sample + 1, number : number + 1], 8)
             torch.testing.assert_close(together[3 * number + sample], alone[0], atol=1e-4, rtol=1e-3)
 
 
