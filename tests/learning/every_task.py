@@ -1,0 +1,36 @@
+"""A small run of each task."""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from dedloc_kit.run.config import RunConfig
+from tests.learning.tasks import swav_run, text_to_image_run
+from tests.pictures import striped
+from tests.text_runs import text_run, write_text
+
+TASKS = ("albert", "causal", "causal with two edges", "encoder", "swav", "text-to-image")
+
+
+def write_data(folder: Path) -> None:
+    """What `run_of` reads."""
+    write_text(folder)
+    edged = AutoTokenizer.from_pretrained(folder / "masked")
+    edged.bos_token, edged.eos_token = edged.cls_token, edged.sep_token
+    edged.save_pretrained(folder / "edged")
+    text_to_image_run.write_codes(folder)
+    (folder / "striped").mkdir()
+    striped(folder / "striped", 40)
+
+
+def run_of(name: str, folder: Path) -> RunConfig:
+    if name == "swav":
+        return swav_run.run_of(folder / "striped", queue=8, distortion={"blur": 0.5, "hue": 0.1})
+    if name == "text-to-image":
+        return text_to_image_run.run_of(folder)
+    if name == "albert":
+        return text_run(folder, name, model={"embedding_size": 16, "max_position_embeddings": 64})
+    if name == "causal with two edges":
+        # Its documents end with a token after which nothing is told.
+        return text_run(folder, "causal", tokenizer=str(folder / "edged"))
+    return text_run(folder, name)
