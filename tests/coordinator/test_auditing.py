@@ -51,7 +51,7 @@ def auditing(
         exchange=SimpleNamespace(host=SimpleNamespace(call=call)),
         parameters=SimpleNamespace(size=CHUNK + 5),
         signer=SimpleNamespace(peer="QmOrganizer"),
-        task=SimpleNamespace(loss=None),
+        task=SimpleNamespace(loss=None, prepare=None),
     )
     made = Auditing(tiny_run(trust={"checks": "on"}), folder, None, cast(SwarmPeer, me), events.append)
     try:

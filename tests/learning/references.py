@@ -95,8 +95,9 @@ def new_batches(run: RunConfig, rows: int, count: int) -> list[Batch]:
 
 
 def prepared(task: Any, batch: Batch) -> Batch:
-    """Turn a stored batch into the form that `task.loss` takes: the same today."""
-    return batch
+    """Turn a stored batch into the form that `task.loss` takes."""
+    made: Batch = task.prepare(batch)
+    return made
 
 
 class Training:
