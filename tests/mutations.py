@@ -4530,6 +4530,27 @@ MUTATIONS = (
         "tests/learning/models/test_families.py -k alone",
     ),
     Mutation(
+        "packed documents see each other in the mask of a decoder",
+        "learning/models/packed_attention.py",
+        "document = (positions == 0).cumsum(dim=1)",
+        "document = positions.new_ones(positions.shape)",
+        "tests/learning/models/test_packed_attention.py -k masks_of_transformers",
+    ),
+    Mutation(
+        "a decoder's window does not count the token itself",
+        "learning/models/packed_attention.py",
+        "far = window - 1 if causal else window",
+        "far = window",
+        "tests/learning/models/test_packed_attention.py -k masks_of_transformers",
+    ),
+    Mutation(
+        "a model whose attention is more than a mask is taken for packed",
+        "learning/models/families.py",
+        "        if not same:\n            model.set_attn_implementation",
+        "        if False:\n            model.set_attn_implementation",
+        "tests/learning/models/test_packed_attention.py -k windows_of_another_kind",
+    ),
+    Mutation(
         "a decoder keeps a cache, and with it sees all documents",
         "learning/models/families.py",
         "position_ids=positions, use_cache=False)",
@@ -4563,6 +4584,13 @@ MUTATIONS = (
         '_SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" ")',
         'text.split(" ")',
         "tests/learning/data/text/test_tokens.py -k without_a_language",
+    ),
+    Mutation(
+        "a queue that fills up counts features that are not finite",
+        "learning/tasks/features/assignments.py",
+        "finite * len(features[0])",
+        "len(features[0])",
+        "tests/learning/tasks/test_swav.py -k leaves_the_queue",
     ),
     Mutation(
         "SwAV balances once",

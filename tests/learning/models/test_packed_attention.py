@@ -74,6 +74,18 @@ def test_who_needs_more_than_a_mask_keeps_its_own_attention(
     assert built(family, architecture, values).config._attn_implementation == attention
 
 
+def test_a_model_with_windows_of_another_kind_keeps_the_masks_of_transformers() -> None:
+    """Its layers would see one token more through the kernel than through a mask."""
+    model = built(DECODERS, "qwen2", {**WINDOW, **LAYERS, "use_sliding_window": True})
+    model.set_attn_implementation("sdpa")
+    model.base_model.layers[0].self_attn.sliding_window += 1
+    DECODERS.check(model)
+    assert model.config._attn_implementation == "sdpa"
+    model.base_model.layers[0].self_attn.sliding_window -= 1
+    DECODERS.check(model)
+    assert model.config._attn_implementation == NAME
+
+
 def test_trying_a_model_leaves_its_windows_as_they_are() -> None:
     model = built(ENCODERS, "modernbert", {**SMALL, **LAYERS, "local_attention": 8})
     assert (model.config.sliding_window, model.config.local_attention) == (4, 8)
