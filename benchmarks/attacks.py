@@ -12,8 +12,7 @@ Defences: `mean` is `trust.aggregate` as it is by default, `clip` is that of the
 Whoever is convicted after a step takes part in one more, for a kick takes that long.
 
 *Progress lost* is (attacked - clean) / (a uniform guess - clean) in held-out loss, where *clean* are the honest peers
-alone, with the mean. 100 %: as if nothing had been learned. Without --text it takes the demo's text, the
-documentation strings of this Python.
+alone, with the mean. 100 %: as if nothing had been learned. Without --text it takes the demo's text.
 """
 
 import argparse
@@ -31,9 +30,9 @@ from benchmarks.convergence import prepare
 from benchmarks.lib.aggregators import CenteredClip, Median
 from benchmarks.lib.hostile_peers import ATTACKS
 from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Training
-from dedloc_kit.learning.data.docstrings import collect_documents
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.run.task import Source
@@ -144,8 +143,7 @@ def with_text(arguments: argparse.Namespace) -> list[Row]:
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
-            found = [text for source in sources for text in in_order(source, texts, warn=print)]
-            prepare(found or collect_documents())
+            prepare([text for source in sources for text in in_order(source, texts, warn=print)])
         return measure(arguments)
 
 
@@ -158,7 +156,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, default=1, help="how many, for weights and order of the text")
     parser.add_argument("--hostile", type=int, choices=range(1, PEERS), default=HOSTILE, metavar="PEERS", help="of 16")
-    parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
+    )
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--quick", action="store_true", help="half the steps, a few attacks, two defences")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")

@@ -6,8 +6,7 @@
 A small decoder learns one half of the documents; the other half, with a vocabulary of its own, is then learned from
 scratch, from the old model with random embeddings, from it with each token the mean of the old ones that spell it, and
 the same with nothing but the embeddings trained at first. All see the same samples. Without --text it takes the demo's
-text, the documentation strings of this Python. With --keep only the old model is made, in a folder, as others publish
-theirs: for a run that goes on from it.
+text. With --keep only the old model is made, in a folder, as others publish theirs: for a run that goes on from it.
 """
 
 import argparse
@@ -21,12 +20,12 @@ import pyarrow
 import torch
 from pyarrow import parquet
 
-from dedloc_kit.learning.data.docstrings import collect_documents
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.learning.models.init_from import fingerprint
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
 
@@ -114,7 +113,9 @@ def measure(folder: Path, steps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Going on from a model with a new vocabulary, against from scratch")
-    parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
+    )
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves there as well")
     parser.add_argument(
@@ -122,7 +123,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
-    documents = [text for source in sources for text in in_order(source, texts, warn=print)] or collect_documents()
+    documents = [text for source in sources for text in in_order(source, texts, warn=print)]
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), documents)
         if arguments.keep:

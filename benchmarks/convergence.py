@@ -12,7 +12,7 @@ each peer adds up a quarter of the flat vector, and messages, chunks and error f
 real peers compute the same as one loop is proven elsewhere (tests/swarm/test_equivalence.py).
 
 The held-out loss is compared with that of a plain loop over the whole batch. `none` differs from it by the order of
-sums alone: so much is chance. Without --text it takes the demo's text, the documentation strings of this Python.
+sums alone: so much is chance. Without --text it takes the demo's text.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from torch import Tensor
 from benchmarks.lib import pipelined, sparse_steps
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
-from dedloc_kit.learning.data.docstrings import collect_documents
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import Batch, Divisible, create_task
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run, local, parse_run
 from dedloc_kit.run.seeds import seed_of
@@ -285,8 +285,7 @@ def prepared(arguments: argparse.Namespace) -> Iterator[None]:
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
-            found = [text for source in sources for text in in_order(source, texts, warn=print)]
-            prepare(found or collect_documents())
+            prepare([text for source in sources for text in in_order(source, texts, warn=print)])
         yield
 
 
@@ -328,7 +327,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Held-out loss after the same samples, for each way to train")
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="a recipe instead of a small ALBERT on --text")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
-    parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
+    )
     parser.add_argument("--pipeline", action="store_true", help="a small decoder in three stages")
     parser.add_argument("--decoder", action="store_true", help="a small decoder and AdamW instead of ALBERT and LAMB")
     parser.add_argument("--sparse", action="store_true", help="a small decoder in local steps that go up sparse")

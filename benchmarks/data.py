@@ -31,12 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-from pyarrow import parquet
 
 from benchmarks.lib.code_data import coded
 from benchmarks.lib.packed_data import packed
-from dedloc_kit.learning.data.docstrings import collect_documents
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.sentences import sentences
@@ -44,6 +41,7 @@ from dedloc_kit.learning.data.text.token_shards import write_token_shards
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -67,7 +65,7 @@ def pairs(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
-        sources = [Source(dataset=str(path)) for path in options.text] or [_own_documents(folder)]
+        sources = [Source(dataset=str(path)) for path in options.text]
         documents = [text for source in sources for text in in_order(source, texts, warn=print)]
         train_tokenizer(islice(cycle(documents), 5_000), options.vocabulary, folder / "tokenizer")
         _write_tokens(documents, folder, options.language)
@@ -220,12 +218,6 @@ def _write_tokens(documents: list[str], folder: Path, language: str) -> None:
     print(f"{written} tokens in {size / 1e6:.1f} MB of shards", file=sys.stderr)
 
 
-def _own_documents(folder: Path) -> Source:
-    (folder / "text").mkdir()
-    parquet.write_table(pyarrow.table({"text": collect_documents()}), folder / "text" / "train-00000.parquet")
-    return Source(dataset=str(folder / "text"))
-
-
 def _run(folder: Path, sources: list[Source], options: argparse.Namespace) -> RunConfig:
     task = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "language": options.language}
     return parse_run(
@@ -243,9 +235,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--text",
         nargs="*",
-        default=[],
+        default=[shipped("text")],
         metavar="DATASET",
-        help="Parquet folders or files, or OWNER/NAME on the Hub; default: Python's docstrings",
+        help="Parquet folders or files, or OWNER/NAME on the Hub; default: the demo's text",
     )
     parser.add_argument("--task", choices=["albert", "causal", "text-to-image"], default="albert")
     parser.add_argument("--language", default="en", help="of the text (default: en)")

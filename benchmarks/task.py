@@ -30,7 +30,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dedloc_kit.learning.data.docstrings import write_corpus
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.train.computing.compute import Batch, Compute
@@ -38,6 +37,7 @@ from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.organizer.prepare import prepare_tokenizer
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 
@@ -178,8 +178,6 @@ def _inputs(name: str, model: Any, batch: Batch) -> dict[str, Any]:
 
 
 def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
-    if not options.text and not (folder / "corpus").exists():
-        write_corpus(folder / "corpus")
     heads = max(1, options.width // 64)
     model = {"hidden_size": options.width, "num_hidden_layers": options.layers, "num_attention_heads": heads}
     run = parse_run(
@@ -194,7 +192,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
                 "sequence_length": options.sequence_length,
                 "model": {**model, "intermediate_size": 3 * options.width},
             },
-            "data": {"train": [{"dataset": local(path, Path())} for path in options.text or [str(folder / "corpus")]]},
+            "data": {"train": [{"dataset": local(path, Path())} for path in options.text]},
         }
     )
     prepare_tokenizer(run, 5_000_000)
@@ -205,7 +203,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--text", nargs="*", default=[], metavar="DATASET", help="default: Python's docstrings")
+    parser.add_argument("--text", nargs="*", default=[str(shipped("text"))], metavar="DATASET")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--width", type=int, default=256)

@@ -59,10 +59,10 @@ def running_wheel() -> Wheel:
 
 
 def package_files() -> dict[str, bytes]:
-    """The content of the package by place in the wheel, with the recipes and dashboards wherever they are kept."""
+    """The content of the package by place in the wheel, with recipes, dashboards and text wherever they are kept."""
     files = {f"dedloc_kit/{path.relative_to(_PACKAGE).as_posix()}": path for path in _files(_PACKAGE)}
     files = {place: path for place, path in files.items() if not place.startswith("dedloc_kit/shipped/")}
-    for folder in ("recipes", "dashboards"):
+    for folder in ("recipes", "dashboards", "text"):
         root = shipped(folder)
         for path in _files(root):
             if folder != "recipes" or (path.suffix in _RECIPE and path.parent.parent == root):

@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """The path of `recipes` or `dashboards`, wherever this installation keeps it."""
+    """The path of `recipes`, `dashboards` or `text`, wherever this installation keeps it."""
     for candidate in (_PACKAGE / "shipped" / folder, _PACKAGE.parent / folder):
         if candidate.is_dir():
             return candidate

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import sysconfig
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
@@ -62,14 +61,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def few_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documentation strings are those of the standard library: all that is installed would take most of a minute."""
-    paths = sysconfig.get_paths()
-    few = {**paths, "purelib": paths["stdlib"], "platlib": paths["stdlib"]}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: few)
 
 
 @pytest.fixture

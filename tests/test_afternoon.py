@@ -16,9 +16,9 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
-from dedloc_kit.learning.data.docstrings import write_corpus
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.resources import shipped
 from dedloc_kit.session.session import Session
 from tests import commands
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -61,11 +61,11 @@ def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
 def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Path:
     """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub.
 
-    The data is what lies in the folder `corpus`.
+    The data is the text that the kit brings.
 
     :param changes: lines of the recipe by how they begin, and what stands there instead
     """
-    hub.commits["datasets/us/corpus"] = [files_of(Path("corpus"))]
+    hub.commits["datasets/us/corpus"] = [files_of(shipped("text"))]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
     dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"
@@ -99,10 +99,8 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("few_documents")
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
-        write_corpus(Path("corpus"))
         changes = {"global_batch = ": "global_batch = 64", "access = ": 'access = "invite"'}
         run, folder = prepared(hub, ["albert-demo"], changes), tmp_path / "run"
         assert "to finish" in dedloc("check", run, "--volunteers", "2xCPU,20xT4@50mbit", "--threads", "1")

@@ -45,11 +45,11 @@ def test_an_installed_wheel_finds_everything_that_it_needs(commands: Path, tmp_p
 import dedloc_kit
 from dedloc_kit.resources import recipe, shipped
 from dedloc_kit.run.loading import load_run
-print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), sep="\\n")
+print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), shipped("text"), sep="\\n")
 print(load_run(recipe("albert-demo") / "run.toml").run_id)
 """
     *paths, run_id = run(python, "-c", show, folder=tmp_path).splitlines()
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path in map(Path, paths):
         assert path.is_relative_to(environment), path
         assert path.exists()

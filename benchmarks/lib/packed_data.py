@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.learning.data.docstrings import write_corpus
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
@@ -28,8 +27,7 @@ def packed(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
-        paths = options.text or [str(write_corpus(folder / "corpus"))]
-        text_run = _run(folder, [{"dataset": str(path)} for path in paths], options)
+        text_run = _run(folder, [{"dataset": str(path)} for path in options.text], options)
         prepare_tokenizer(text_run, 5_000_000)
         tokens = prepare_shards(text_run, folder / "tokens")
         shards = tomllib.loads(sources_toml(text_run, str(folder / "tokens"), None))["data"]["train"]

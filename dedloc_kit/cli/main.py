@@ -12,7 +12,6 @@ from typing import NoReturn
 from dedloc_kit.cli.commands import (
     api,
     check,
-    corpus,
     dashboard,
     decay,
     demo,
@@ -42,7 +41,7 @@ from dedloc_kit.version import __version__
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
     *(join, lend, notebook, serve, api, dashboard, status, doctor),
-    *(evaluate, tokenizer, images, corpus),
+    *(evaluate, tokenizer, images),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

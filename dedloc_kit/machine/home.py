@@ -1,4 +1,4 @@
-"""Where this machine keeps what outlives a session: identities and the demo's corpus."""
+"""Where this machine keeps what outlives a session: identities and the demo's tokenizers."""
 
 import fcntl
 import json

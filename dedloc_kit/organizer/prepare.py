@@ -1,4 +1,4 @@
-"""What a run needs on the organizer's machine before it can start: a corpus for the demo, a tokenizer."""
+"""What a run needs on the organizer's machine before it can start: data for the demo, a tokenizer."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.models.picture_model.files import completed
-from dedloc_kit.resources import recipe
+from dedloc_kit.resources import recipe, shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.seeds import seed_of
@@ -20,8 +20,8 @@ from dedloc_kit.run.task import Source
 def prepare_demo(name: str, folder: Path) -> RunConfig:
     """The run of a recipe in its small form (`smoke.toml` if it has one), with all that it names but lacks.
 
-    That is a tokenizer and, where the recipe's data is not on this machine, the corpus that every machine has. Both are
-    made in `folder` the first time. Raises UserError if that cannot be.
+    That is a tokenizer, which is made in `folder` the first time, and, where the recipe's data is not on this machine,
+    the text that the kit brings. Raises UserError if that cannot be.
     """
     source = recipe(name)
     small = source / "smoke.toml"
@@ -46,7 +46,7 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
             )
         if not isinstance(tokenizer, str):
             raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")
-        run = _with_corpus(run, folder / "corpus")
+        run = _with_text(run, str(shipped("text")))
     if isinstance(tokenizer, str) and _lacking(tokenizer):
         path = folder / Path(tokenizer).name
         run = run.model_copy(update={"task": run.task.model_copy(update={"tokenizer": str(path)})})
@@ -60,12 +60,8 @@ def _lacking(name: str) -> bool:
     return Path(name).is_absolute() and not Path(name).exists()
 
 
-def _with_corpus(run: RunConfig, folder: Path) -> RunConfig:
-    if not folder.exists():
-        from dedloc_kit.learning.data.docstrings import write_corpus
-
-        write_corpus(folder)
-    data = {"train": (Source(dataset=str(folder)),), "evaluation": Source(dataset=str(folder), split="test")}
+def _with_text(run: RunConfig, dataset: str) -> RunConfig:
+    data = {"train": (Source(dataset=dataset),), "evaluation": Source(dataset=dataset, split="test")}
     return run.model_copy(update={"data": run.data.model_copy(update=data)})
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from dedloc_kit.learning.data.docstrings import write_corpus
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.text_to_image import TextToImage
 from dedloc_kit.ledger import Ledger
@@ -118,10 +117,8 @@ def test_a_served_model_is_taught_a_task_and_a_style(
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("few_documents")
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
-    write_corpus(tmp_path / "corpus")  # what the notebook would make of all that is installed
     environment = {
         **os.environ,
         "DEDLOC_HOME": home,

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +5,10 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from dedloc_kit import resources
 from dedloc_kit.cli import main as cli
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data import docstrings
+from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.organizer import prepare
 from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_demo, prepare_tokenizer, push_tokenizer
@@ -27,6 +27,10 @@ vocabulary = {vocabulary}
 dataset = "./corpus.txt"
 """
 REFUSAL = "403 Forbidden: you may not write here"
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
 
 
 class Hub:
@@ -101,20 +105,21 @@ def test_a_demo_takes_the_recipe_s_small_form_and_leaves_the_recipe_as_it_is(shi
     assert prepare_demo("recipe", tmp_path / "home" / "demo") == run, "the second time it is all there"
 
 
-def test_a_demo_whose_data_is_not_here_takes_the_corpus_that_every_machine_has(
-    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_corpus(folder: Path) -> None:
-        for split in ("train", "test"):
-            (folder / split).mkdir(parents=True)
-            shutil.copy(shipped / "corpus.txt", folder / split / "0.txt")
-
-    monkeypatch.setattr(docstrings, "write_corpus", write_corpus)
+def test_a_demo_whose_data_is_not_here_takes_the_text_that_the_kit_brings(shipped: Path, tmp_path: Path) -> None:
+    (shipped / "smoke.toml").write_text(SMALL.replace("24", "300"))
     run = prepare_demo("recipe", tmp_path / "demo")
-    corpus = str(tmp_path / "demo" / "corpus")
-    assert run.data.train == (Source(dataset=corpus),)
-    assert run.data.evaluation == Source(dataset=corpus, split="test")
+    text = str(resources.shipped("text"))
+    assert run.data.train == (Source(dataset=text),)
+    assert run.data.evaluation == Source(dataset=text, split="test")
     assert Path(run.task.options["tokenizer"]).is_dir()
+
+
+def test_the_kit_brings_a_text_of_documents_of_sentences_to_train_on_and_to_hold_out() -> None:
+    text = str(resources.shipped("text"))
+    train, test = (list(in_order(Source(dataset=text, split=split), texts, warn=fail)) for split in ("train", "test"))
+    assert 300_000 < sum(map(len, train)) < 10 * sum(map(len, test)) < 500_000
+    assert not set(train) & set(test)
+    assert all(len(text) >= 300 and text.endswith((".", "!", "?", '"')) for text in train + test)
 
 
 def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shipped: Path, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from dedloc_kit.learning.data.docstrings import collect_documents
+from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
+from dedloc_kit.resources import shipped
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.task import Source
 
 STEPS, EVERY, BATCH = 20, 10, 16
 
@@ -56,13 +58,12 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("few_documents")
 def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_evaluation(tmp_path: Path) -> None:
-    documents = collect_documents(characters=200_000)
+    documents = list(in_order(Source(dataset=str(shipped("text"))), texts, warn=print))
     for half, vocabulary, part in (("old", 500, documents[::2]), ("new", 700, documents[1::2])):
         (tmp_path / half).mkdir()
-        for split, texts in (("train", part[10:]), ("test", part[:10])):
-            parquet.write_table(pyarrow.table({"text": texts}), tmp_path / half / f"{split}.parquet")
+        for split, some in (("train", part[10:]), ("test", part[:10])):
+            parquet.write_table(pyarrow.table({"text": some}), tmp_path / half / f"{split}.parquet")
         train_tokenizer(iter(part[10:]), vocabulary, tmp_path / f"{half}-tokenizer", "bpe", "causal")
     before, after = task_of(tmp_path, "old"), task_of(tmp_path, "new")
     old = before.build_model()
