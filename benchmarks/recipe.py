@@ -22,7 +22,6 @@ from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunte
 from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
-from dedloc_kit.learning.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.learning.train.state.checkpoint import save
@@ -41,9 +40,6 @@ _SHORT = {
     WITHOUT: "loss_without",
     ANOTHER: "loss_wrong",
     TRUE_CAPTION: "true_of_16",
-    RECOGNISED: "recognised",
-    UNTOLD_RECOGNISED: "recognised_without",
-    REAL_RECOGNISED: "recognised_real",
 }
 """Names in the JSON of what models that draw are measured by."""
 

@@ -6142,27 +6142,6 @@ MUTATIONS = (
         "tests/learning/tasks/drawing/test_held_out.py",
     ),
     Mutation(
-        "pictures of classes that nobody learned count as not recognised",
-        "learning/tasks/drawing/recognition.py",
-        "if label in classes][: self._count]",
-        "][: self._count]",
-        "tests/learning/tasks/drawing/test_recognition.py -k whose_classes",
-    ),
-    Mutation(
-        "a classifier that cannot be trained ends the evaluations",
-        "learning/tasks/drawing/recognition.py",
-        '            _log.warning("no classifier of drawings: %s", error)\n            self._known.set_result(None)\n',
-        "            self._known.set_exception(error)\n",
-        "tests/learning/tasks/drawing/test_recognition.py -k cannot_be_read",
-    ),
-    Mutation(
-        "a program that ends waits for its classifier",
-        "learning/tasks/drawing/recognition.py",
-        "    if not threading.main_thread().is_alive():\n",
-        "    if False:\n",
-        "tests/learning/tasks/drawing/test_recognition.py -k that_ends",
-    ),
-    Mutation(
         "no sample is without its caption",
         "learning/tasks/text_to_image.py",
         ">= self.options.unconditional",

@@ -103,7 +103,7 @@ def test_the_small_form_of_the_recipe_that_draws_learns(tmp_path: Path) -> None:
     train_tokenizer(iter(["a dark tile, a light tile"] * 50), 280, tmp_path / "tokenizer")
     tokenizer, pictures = BareTokenizer(str(tmp_path / "tokenizer")), PictureCodes(**small.task.options["pictures"])
     some = [
-        Captioned(np.array(tokenizer.ids(f"a {name} tile"), np.uint16), np.full(64, code, np.uint16), name)
+        Captioned(np.array(tokenizer.ids(f"a {name} tile"), np.uint16), np.full(64, code, np.uint16))
         for name, code in (("dark", 3), ("light", 250))
     ]
     (tmp_path / "codes").mkdir()

@@ -48,8 +48,8 @@ _SHARDS = """\
 # `dedloc tokenizer run.toml --shards` turns it into token ids: volunteers then neither tokenize nor download as much.
 """
 _PICTURES = """\
-# What it learns from: `column` and `caption` are where the pictures are and the words for them. Name with `label` where
-# their classes are, if they have some, and with `unsafe` what marks those that nobody wants to see.
+# What it learns from: `column` and `caption` are where the pictures are and the words for them. Name with `unsafe` what
+# marks those that nobody wants to see.
 """
 _NO_EVALUATION = """\
 # Held-out data, on which the coordinator measures what the model can do; without it there is the training loss alone.

@@ -214,8 +214,5 @@ def drawn_pictures(step: int) -> Evaluation:
         "code loss without caption": 5.0 - step / 30,
         "code loss with another caption": 5.0,
         "true caption of 16": 0.06 + step / 100,
-        "drawings recognised": 0.2 + step / 100,
-        "drawings recognised without caption": 0.15,
-        "real pictures recognised": 0.82,
     }
     return Evaluation(loss=5.0 - step / 20, metrics=metrics, samples=samples, pictures=(*drawn, *real))

@@ -90,7 +90,7 @@ def new_batches(run: RunConfig, rows: int, count: int) -> list[Batch]:
     elif run.task.name == "text-to-image":
         tokenizer, drawn = BareTokenizer(options["tokenizer"]), options["pictures"]
         made = runs.captions(0, drawn["codes"], drawn["side"] ** 2)
-        items = (Captioned(np.array(tokenizer.ids(text), np.uint16), codes, "") for text, codes in made)
+        items = (Captioned(np.array(tokenizer.ids(text), np.uint16), codes) for text, codes in made)
     return list(islice(_task(run).batches_of(items, rows, 0), count))
 
 

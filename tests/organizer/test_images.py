@@ -1,7 +1,6 @@
 """`dedloc images`: from pictures with captions to codes, whole or not at all."""
 
 import io
-import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +46,6 @@ caption_tokens = 12
 
 [[images.sources]]
 dataset = "stripes"
-label = "label"
 
 [images.training]
 steps = 3
@@ -71,13 +69,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table: dict[str, list[Any]] = {
         "image": [encoded(draw(each, 16)) for each in numbers],
         "caption": [f"{KINDS[each % 4]} stripes, number {each // 2}" for each in numbers],
-        "label": [each % 4 for each in numbers],
     }
     table["caption"][0] = "x"
     table["caption"][1] += " indeed" * 20_000
     (tmp_path / "stripes").mkdir()
     parquet.write_table(pyarrow.table(table), tmp_path / "stripes" / "train-00000-of-00001.parquet")
-    (tmp_path / "stripes" / "labels.json").write_text(json.dumps({"label": KINDS}))
     (tmp_path / "run.toml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -129,7 +125,7 @@ def test_from_pictures_with_captions_to_what_a_volunteer_reads(
     words = [{tuple(sample.caption) for sample in part} for part in (train, held_out)]
     assert words[1]
     assert not words[0] & words[1]
-    # Each sample has the codes of its picture, the first words of its caption, and its class.
+    # Each sample has the codes of its picture and the first words of its caption.
     tokenizer, model = load_tokenizer(str(folder / "tokenizer")), load_picture_model(pictures_of(run))
     first = train[5]
     text = tokenizer.decode(first.caption.tolist())
@@ -138,7 +134,6 @@ def test_from_pictures_with_captions_to_what_a_volunteer_reads(
 
     pixels = torch.from_numpy(np.asarray(draw(number, 16)).copy()).permute(2, 0, 1)[None]
     assert first.codes.tolist() == model.encode(pixels).flatten().tolist()
-    assert first.label == KINDS[number % 4]
     assert max(len(sample.caption) for sample in [*train, *held_out]) == 12
     # Nothing of it is made twice.
     assert make() == 0
@@ -179,7 +174,11 @@ def test_whoever_interrupts_it_finds_nothing_half_written(
             "holds str, not pictures, in column 'caption'",
         ),
         ('dataset = "stripes"', 'dataset = "nowhere"', "nowhere does not exist; correct the path"),
-        ('label = "label"', 'lable = "label"', "images.sources[0].lable is not a known key; did you mean 'label'?"),
+        (
+            'dataset = "stripes"',
+            'dataset = "stripes"\ncaptoin = "text"',
+            "images.sources[0].captoin is not a known key; did you mean 'caption'?",
+        ),
         ("held_out = 0.2", "held_out = 0.7", "images.held_out: input should be less than or equal to 0.5"),
         (
             "held_out = 0.2",

@@ -23,11 +23,9 @@ from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.models.output_loss import output_loss
 from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
 from dedloc_kit.learning.task import Batch, Usage
-from dedloc_kit.learning.tasks.drawing.classifier import SAMPLES as CLASSIFIED
 from dedloc_kit.learning.tasks.drawing.generation import generate
 from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
-from dedloc_kit.learning.tasks.drawing.recognition import Recognition
 from dedloc_kit.learning.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, seeded_weights
@@ -92,28 +90,12 @@ class TextToImage:
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The loss of the codes after their captions, what it is without them or with others, and drawings."""
         assert isinstance(model, DrawingTransformer)
-        exam, shown, recognition = self._exam, self._shown, self._recognition
+        exam, shown = self._exam, self._shown
         with evaluating(model):
             loss, metrics = exam.taken(model)
             samples, pictures = shown.drawn(model)
-            if recognition is not None:
-                metrics |= recognition.shares(model)
         told = {name: value for name, value in metrics.items() if value < _MOST}
         return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures, held_out=self._held_out.hash)
-
-    @cached_property
-    def _recognition(self) -> Recognition | None:
-        """None where no pictures have classes, or none are to be drawn."""
-        options, held_out = self.options, self._held_out
-        if not options.drawn or not any(held_out.labels):
-            return None
-        seed = seed_of(self.run.seed, "classifier")
-        return Recognition(held_out, self._to_classify, self.decode, options.drawn, options.how, seed)
-
-    def _to_classify(self) -> Iterable[Captioned]:
-        data, seed = self.run.data, seed_of(self.run.seed, "classified")
-        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=CLASSIFIED, warn=_logger.warning)
-        return islice(samples, CLASSIFIED)
 
     @cached_property
     def _shown(self) -> ShownDrawings:
@@ -166,7 +148,7 @@ class TextToImage:
         if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
             raise UserError(f"{source.dataset} holds fewer than two different captions; choose other held-out data")
         batch = self._batch(samples, [True] * len(samples))
-        return HeldOut(batch["captions"], batch["codes"], [sample.label for sample in samples])
+        return HeldOut(batch["captions"], batch["codes"])
 
     def _batch(self, samples: list[Captioned], told: Iterable[Any]) -> Batch:
         captions = [sample.caption.tolist() if has else [] for sample, has in zip(samples, told, strict=True)]

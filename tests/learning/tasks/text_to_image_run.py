@@ -21,7 +21,6 @@ TINY: dict[str, Any] = {
     "caption_length": 4,
     "evaluation_samples": 32,
     "ranked": 8,
-    "drawn": 0,
     "model": {"width": 32, "heads": 2, "layers": 2, "shared": 1, "attention": ["full"], "last_attention": "row"},
 }
 
@@ -48,7 +47,7 @@ def write_codes(folder: Path, samples: int = 300) -> None:
             caption = tokenizer.ids(f"{generator.choice(['a', 'the'])} {colour}")
             codes = np.full(9, COLOURS[colour], dtype=np.uint16)
             codes[0] = generator.integers(6)
-            made.append(Captioned(np.array(caption, dtype=np.uint16), codes, colour))
+            made.append(Captioned(np.array(caption, dtype=np.uint16), codes))
         write_code_shards(
             made,
             folder / "codes",

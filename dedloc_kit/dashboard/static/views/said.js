@@ -8,7 +8,7 @@ import { drawing } from "./drawing.js";
 import { fillMask } from "./fill_mask.js";
 import { neighbours } from "./neighbours.js";
 
-// What shares of the held-out samples mean in words: now, at the run's first evaluation, and beside all shares of now.
+// What shares of the held-out samples mean in words: now and at the run's first evaluation.
 const SKILLS = {
   "masked accuracy": (now, first) =>
     `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
@@ -20,11 +20,6 @@ const SKILLS = {
   "true caption of 16": (now, first) =>
     `Of 16 captions it finds the right one for a picture in ${now} of 100 cases` +
     `${first === undefined ? "" : `, at first in ${first}`}; chance alone would give 6.`,
-  "drawings recognised": (now, first, all) =>
-    `Of 100 captions it draws ${now} so that a classifier sees what was asked for` +
-    `${first === undefined ? "" : `, at first ${first}`}; without captions it would be ` +
-    `${all["drawings recognised without caption"]}, and of real pictures after encoding it sees ` +
-    `${all["real pictures recognised"]}.`,
 };
 // The other metrics are no shares; beside them stand all of now and of the first evaluation, with the losses.
 const NUMBERS = {
@@ -40,11 +35,7 @@ const NUMBERS = {
     `${kinds(without)}, with another picture's between ${kinds(last["code loss with another caption"])}.`,
 };
 // These stand in the sentences of others.
-const TOLD_BESIDE = new Set([
-  "code loss with another caption",
-  "drawings recognised without caption",
-  "real pictures recognised",
-]);
+const TOLD_BESIDE = new Set(["code loss with another caption"]);
 const kinds = (nats) => count(Math.round(Math.exp(Math.min(nats, 30))));
 // Each kind of samples has a look of its own.
 const LOOKS = {
@@ -82,12 +73,11 @@ function sentences({ first, last }) {
   const inHundred = (share) => (share === undefined ? undefined : Math.round(100 * share));
   const now = { ...last.metrics, loss: last.loss };
   const before = first.step < last.step ? { ...first.metrics, loss: first.loss } : {};
-  const shares = Object.fromEntries(Object.entries(last.metrics).map(([name, share]) => [name, inHundred(share)]));
   return Object.keys(last.metrics)
     .filter((name) => !TOLD_BESIDE.has(name))
     .map((name) => {
       if (NUMBERS[name]) return NUMBERS[name](now[name], before[name], now, before);
       const told = SKILLS[name] ?? ((share) => `${name}: ${share} of 100.`);
-      return told(shares[name], inHundred(before[name]), shares);
+      return told(inHundred(now[name]), inHundred(before[name]));
     });
 }

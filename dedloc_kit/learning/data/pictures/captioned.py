@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dedloc_kit.learning.data.pictures.codes import MAX_LABEL
 from dedloc_kit.learning.data.pictures.images import Encoded, file_of, no_picture, sides
-from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn, read_rows
 from dedloc_kit.learning.data.sources.stream import Reader
@@ -35,8 +33,6 @@ class PictureSource(Section):
     """The column that holds the picture."""
     caption: str = "caption"
     """The column that holds the words for it."""
-    label: str | None = None
-    """The column that holds its class, if there is one: for what tells how well a model draws."""
     unsafe: str | None = None
     """The column that marks what nobody wants to see, if there is one: true, a share of at least 0.5, or any word but
     `unlikely`, `safe`, `no` and `false`. A row that says nothing is left out too."""
@@ -49,7 +45,7 @@ class PictureSource(Section):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.column, self.caption, self.label, self.unsafe)))
+        return tuple(filter(None, (self.column, self.caption, self.unsafe)))
 
 
 class Wanted(Section):
@@ -84,7 +80,6 @@ def captioned(sources: Sequence[PictureSource], wanted: Wanted, held_out: bool, 
 
     def read(source: Source, shard: Shard, warn: Warn) -> Iterator[CaptionedFile | BadRow]:
         where = of_source[source]
-        names = names_of(source, shard, where.label, warn) if where.label else None
         for number, row in enumerate(read_rows(shard, where.columns, warn), start=shard.first + 1):
             if isinstance(row, BadRow):
                 yield row
@@ -100,12 +95,7 @@ def captioned(sources: Sequence[PictureSource], wanted: Wanted, held_out: bool, 
                 if reason := _unfit(where, wanted, row, words, data):
                     left_out[reason] += 1
                     continue
-                try:
-                    label = named(row[where.label], names) if where.label else None
-                except ValueError as error:
-                    yield BadRow(number, f"cannot be used: {error}")
-                    continue
-                yield CaptionedFile(number, data, _short(label), words)
+                yield CaptionedFile(number, data, None, words)
 
     return read
 
@@ -130,7 +120,3 @@ def _is_unsafe(mark: Any) -> bool:
     if isinstance(mark, int | float):
         return not mark < 0.5  # what is not a number is no good news
     return not (isinstance(mark, str) and mark.strip().lower() in _SAFE)
-
-
-def _short(label: Any) -> str | None:
-    return None if label is None else str(label)[:MAX_LABEL]

@@ -18,12 +18,12 @@ from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, lists, 
 from dedloc_kit.learning.data.text.tokens import Ids, ids_dtype
 from dedloc_kit.run.section import Section
 
-CAPTION, CODES, LABEL = "caption", "codes", "label"
-"""The columns: a list of token ids, a list of codes row by row, and the name of the class."""
+CAPTION, CODES = "caption", "codes"
+"""The columns: a list of token ids, and a list of codes row by row."""
 PICTURES = b"dedloc_kit.pictures"
 """The key in a file's metadata of what made its codes."""
-MAX_CAPTION, MAX_LABEL = 1024, 100
-"""Tokens of a caption and characters of a class's name."""
+MAX_CAPTION = 1024
+"""Tokens of a caption."""
 
 _ROWS_AT_ONCE = 500
 """Samples in one row group, which a reader fetches at once."""
@@ -67,8 +67,6 @@ class Captioned:
     """[tokens], without special tokens and unpadded"""
     codes: Ids
     """uint16 [side * side], row by row"""
-    label: str
-    """The name of its class; empty where it has none."""
 
 
 def write_code_shards(
@@ -85,7 +83,6 @@ def write_code_shards(
         [
             (CAPTION, pyarrow.list_(pyarrow.from_numpy_dtype(ids_dtype(vocabulary)))),
             (CODES, pyarrow.list_(pyarrow.from_numpy_dtype(code))),
-            (LABEL, pyarrow.string()),
         ],
         metadata={VOCABULARY: vocabulary_hash, PICTURES: _maker(pictures)},
     )
@@ -103,7 +100,6 @@ def write_code_shards(
                 columns = [
                     lists([item.caption.astype(ids_dtype(vocabulary)) for item in some]),
                     lists([item.codes.astype(code) for item in some]),
-                    pyarrow.array([item.label for item in some], pyarrow.string()),
                 ]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
                 written += len(some) * pictures.length
@@ -125,7 +121,7 @@ def read_code_shard(
     def check(schema: Any) -> None:
         _check(schema, pictures, vocabulary_hash)
 
-    for table in tables(shard, [CAPTION, CODES, LABEL], check, warn):
+    for table in tables(shard, [CAPTION, CODES], check, warn):
         yield from _samples(table, shard, pictures, vocabulary)
 
 
@@ -135,7 +131,7 @@ def _maker(pictures: PictureCodes) -> str:
 
 def _check(schema: Any, pictures: PictureCodes, vocabulary_hash: str) -> None:
     metadata = schema.metadata or {}
-    if not {CAPTION, CODES, LABEL} <= set(schema.names) or PICTURES not in metadata:
+    if not {CAPTION, CODES} <= set(schema.names) or PICTURES not in metadata:
         raise Unusable("holds no codes of pictures; write them with: dedloc images RUN.toml --shards")
     if metadata[PICTURES] != _maker(pictures).encode():
         raise Unusable(f"was written with another picture model than task.pictures says; {_AGAIN}")
@@ -147,7 +143,6 @@ def _samples(table: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) 
     """Copies, since a slice would keep its whole row group in memory. Every value is checked: it indexes arrays."""
     captions, starts = flat(table.column(CAPTION), shard)
     codes, code_starts = flat(table.column(CODES), shard)
-    labels = table.column(LABEL)
     lengths = np.diff(starts)
     if (np.diff(code_starts) != pictures.length).any():
         raise Unusable(f"{shard.path} holds pictures that are not {pictures.side} x {pictures.side} codes; {_AGAIN}")
@@ -157,10 +152,6 @@ def _samples(table: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) 
         )
     if captions.max(initial=0) >= vocabulary or ((lengths < 1) | (lengths > MAX_CAPTION)).any():
         raise Unusable(f"{shard.path} holds captions that cannot be; {_AGAIN}")
-    if not pyarrow.types.is_string(labels.type) or labels.null_count:
-        raise Unusable(f"{shard.path} holds {labels.type} where names of classes should be; {_AGAIN}")
     grids = codes.astype(np.uint16).reshape(-1, pictures.length)
-    for row, label in enumerate(labels.to_pylist()):
-        if len(label) > MAX_LABEL:
-            raise Unusable(f"{shard.path} holds names of classes that cannot be; {_AGAIN}")
-        yield Captioned(captions[starts[row] : starts[row + 1]].copy(), grids[row].copy(), label)
+    for row, grid in enumerate(grids):
+        yield Captioned(captions[starts[row] : starts[row + 1]].copy(), grid.copy())

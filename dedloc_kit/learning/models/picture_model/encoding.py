@@ -38,8 +38,8 @@ class Encoder:
             texts = [file.caption[: self._caption_tokens * _LONGEST_TOKEN] for _, file in some]
             captions = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             codes = self._model.encode(stacked(pixels for pixels, _ in some)).flatten(1).numpy().astype(np.uint16)
-            for (_, file), caption, each in zip(some, captions, codes, strict=True):
+            for caption, each in zip(captions, codes, strict=True):
                 if ids := caption.ids[: self._caption_tokens]:
-                    yield Captioned(np.array(ids, self._ids), each, str(file.label or ""))
+                    yield Captioned(np.array(ids, self._ids), each)
                 else:
                     self._left_out["captions without a token"] += 1

@@ -1,6 +1,5 @@
 """Held-out captions and codes, always the same, and what a model makes of them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,12 +20,10 @@ class HeldOut:
 
     :ivar captions: as `Shape.padded` makes them
     :ivar codes: int64 [samples, codes]
-    :ivar labels: of each the name of its class, empty where it has none
     """
 
     captions: Tensor
     codes: Tensor
-    labels: Sequence[str]
 
     @cached_property
     def hash(self) -> str:

@@ -84,8 +84,6 @@ class TextToImageOptions(Section):
     """Held-out ones that the losses are measured on."""
     ranked: Annotated[int, Field(ge=0)] = 64
     """Of those, so many are asked which of 16 captions is theirs; 0: none."""
-    drawn: Annotated[int, Field(ge=0)] = 200
-    """Captions drawn for a classifier, where pictures have classes; 0: none."""
     drawing: DrawingOptions = DrawingOptions()
     model: TransformerOptions = TransformerOptions()
 

@@ -1,6 +1,5 @@
 """Which pictures with captions a run can use, and why others are left out."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def write(folder: Path, **columns: list[Any]) -> PictureSource:
     whole = {"image": [GOOD] * number, "caption": [f"picture {each}" for each in range(number)]} | columns
     folder.mkdir(exist_ok=True)
     parquet.write_table(pyarrow.table(whole), folder / "train-00000-of-00001.parquet")
-    return PictureSource(dataset=str(folder), **{key: key for key in columns if key in ("label", "unsafe")})
+    return PictureSource(dataset=str(folder), **{key: key for key in columns if key == "unsafe"})
 
 
 def read(
@@ -89,13 +88,6 @@ def test_a_column_marks_what_nobody_wants_to_see(marks: list[Any], kept: list[in
     found, left_out, _ = read(source)
     assert [file.caption for _, file in found] == [f"picture {each}" for each in kept]
     assert left_out == {"marked in column 'unsafe'": 3 - len(kept)}
-
-
-def test_classes_have_their_names_and_a_picture_may_have_none(tmp_path: Path) -> None:
-    (tmp_path / "labels.json").write_text(json.dumps({"label": ["tree", "x" * 200]}))
-    found, _, told = read(write(tmp_path, label=[1, 0, None, 2]))
-    assert [file.label for _, file in found] == ["x" * 100, "tree", None]
-    assert told[0].endswith("cannot be used: the class 2 has no name; 2 classes have one")
 
 
 def test_pictures_of_all_kinds_are_bounded_and_those_that_are_none_are_told(tmp_path: Path) -> None:

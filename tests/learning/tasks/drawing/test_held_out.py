@@ -34,7 +34,7 @@ def code_of(captions: torch.Tensor) -> torch.Tensor:
 def held_out() -> HeldOut:
     captions = SHAPE.padded([[number % 11, number // 11] for number in range(COUNT)])
     codes = code_of(captions)[:, None].expand(-1, SHAPE.places.codes)
-    return HeldOut(captions, codes, [""] * COUNT)
+    return HeldOut(captions, codes)
 
 
 def test_losses_are_those_of_the_codes_after_each_kind_of_caption() -> None:
