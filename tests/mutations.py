@@ -6044,20 +6044,6 @@ MUTATIONS = (
         "tests/learning/models/picture_model/test_loading.py -k janus",
     ),
     Mutation(
-        "unused codes stay unused",
-        "learning/models/picture_model/codebook.py",
-        "unused = self._uses < _UNUSED * mean",
-        "unused = self._uses < 0 * mean",
-        "tests/learning/models/picture_model/test_training.py -k dealt_anew",
-    ),
-    Mutation(
-        "a collapsed codebook is kept",
-        "organizer/images.py",
-        "        check_use(network, pictures, list(islice(pixels, _MOST)))\n",
-        "",
-        "tests/organizer/test_images.py -k collapsed",
-    ),
-    Mutation(
         "how codes are made names another run",
         "run/loading.py",
         "    values.pop(IMAGES, None)\n",

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from benchmarks.lib.picture_training import Training, architecture_of
 from dedloc_kit.learning.data.pictures.captioned import PictureSource, captioned
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, read_code_shard
 from dedloc_kit.learning.data.pictures.images import each_decoded
@@ -32,7 +33,6 @@ from dedloc_kit.learning.models.picture_model.encoding import Encoder
 from dedloc_kit.learning.models.picture_model.files import completed, pictures_of
 from dedloc_kit.learning.models.picture_model.loading import save
 from dedloc_kit.learning.models.picture_model.settings import Images
-from dedloc_kit.learning.models.picture_model.training import architecture_of
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
@@ -81,7 +81,7 @@ def _prepared(folder: Path, codes: int, side: int, size: int, number: int) -> tu
     task = {"name": "text-to-image", "tokenizer": str(folder / "tokenizer"), "vocabulary": 2000, "pictures": pictures}
     data = {"train": [{"dataset": str(folder / "codes"), "tokenized": True}]}
     run = parse_run({"name": "benchmark", "global_batch": 8, "task": task, "data": data})
-    architecture = architecture_of(pictures_of(run), images.training)
+    architecture = architecture_of(pictures_of(run), Training())
     (folder / "model").mkdir()
     save(Autoencoder(architecture), architecture, folder / "model")
     run = completed(run)

@@ -14,14 +14,13 @@ from dedloc_kit.learning.data.pictures.captioned import CaptionedFile, captioned
 from dedloc_kit.learning.data.pictures.codes import PictureCodes, write_code_shards
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
 from dedloc_kit.learning.data.sources.shards import Warn
-from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.learning.models.picture_model.settings import Images
-from dedloc_kit.organizer.images_display import EncodingDisplay, PictureTrainingDisplay
+from dedloc_kit.organizer.images_display import EncodingDisplay
 from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 
 HELD_OUT = "test"
 """The split of the shards with the pictures that are held out."""
@@ -37,54 +36,30 @@ def device_for(choice: Literal["auto", "cpu", "cuda"], threads: int) -> str:
     return str(pick_device(choice))
 
 
-def prepare_pictures(run: RunConfig, images: Images, device: str = "cpu") -> RunConfig:
-    """Train the picture model that the run names if there is none yet, and say what it makes of pictures.
+def measure_pictures(run: RunConfig, images: Images, device: str = "cpu") -> RunConfig:
+    """Say what the picture model that the run names makes of held-out pictures.
 
-    Returns the run with the SHA-256 of the model. Raises UserError, and leaves nothing behind, if that cannot be.
+    Returns the run with the SHA-256 of the model. Raises UserError if that cannot be.
     """
-    from dedloc_kit.learning.models.picture_model.training import quality
+    from dedloc_kit.learning.models.picture_model.quality import quality
 
-    pictures = pictures_of(run)
-    with PictureTrainingDisplay(images.training.steps) as display:
-        stream = _endless(run, images, pictures, display.line)
+    run = completed(run)
+    pictures, left_out = pictures_of(run), Counter[str]()
+    with EncodingDisplay() as display:
         measured = min(_MOST, max(_FEWEST, _MEASURED_PIXELS // pictures.size**2))
-        left_out = Counter[str]()
         held_out = list(islice(_once(images, pictures, True, left_out, display.line), measured))
         if not held_out:
             reasons = "; ".join(_reasons(left_out)) or "there are too few captions"
             raise UserError(
                 f"no picture is held out that can be used ({reasons}); set images.held_out to a larger share"
             )
-        if Path(pictures.model).is_absolute() and not Path(pictures.model).exists():
-            _train(run, images, pictures, stream, display, device)
-        run = completed(run)
-        model = load_picture_model(pictures_of(run), device)
-        found = quality(model, [pixels for pixels, _ in held_out], [pixels for pixels, _ in islice(stream, measured)])
+        found = quality(load_picture_model(pictures, device), [pixels for pixels, _ in held_out])
         display.line(
             f"{pictures.size} x {pictures.size} pixels become {pictures.side} x {pictures.side} codes: "
-            f"{found.decibels:.1f} dB on {len(held_out)} held-out pictures, {found.used} of {pictures.codes} codes used"
+            f"{found.decibels:.1f} dB on {len(held_out)} held-out pictures, which have {found.used} of "
+            f"{pictures.codes} codes"
         )
     return run
-
-
-def _train(
-    run: RunConfig,
-    images: Images,
-    pictures: PictureCodes,
-    stream: Iterator[tuple[Pixels, CaptionedFile]],
-    display: PictureTrainingDisplay,
-    device: str,
-) -> None:
-    from dedloc_kit.learning.models.picture_model.loading import save
-    from dedloc_kit.learning.models.picture_model.training import architecture_of, check_use, train
-
-    architecture = architecture_of(pictures, images.training)
-    with new_folder(Path(pictures.model)) as temporary:
-        pixels = (pixels for pixels, _ in stream)
-        seed = seed_of(run.name, "picture model")
-        network = train(architecture, images.training, pixels, seed, display.trained, device)
-        check_use(network, pictures, list(islice(pixels, _MOST)))
-        save(network, architecture, temporary)
 
 
 def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: str = "cpu") -> tuple[int, int]:
@@ -131,7 +106,7 @@ def shards_folder(run: RunConfig, beside: Path) -> Path:
 
 
 def push_pictures(run: RunConfig, repository: str, private: bool = False) -> list[str]:
-    """Upload a picture model and a tokenizer of one's own to a model repository; returns what to put into the file.
+    """Upload a picture model and a tokenizer of this machine to a model repository; returns what to put into the file.
 
     Raises UserError if there is no token of the Hub, or it refuses or cannot be reached; the folders stay as they are.
     """
@@ -153,17 +128,6 @@ def code_sources_toml(dataset: str, revision: str | None = None) -> str:
     """The sections of the run's file that take its data from there."""
     lines = [f'dataset = "{dataset}"', *([f'revision = "{revision}"'] if revision else []), "tokenized = true"]
     return "\n".join(["[[data.train]]", *lines, "", "[data.evaluation]", *lines, f'split = "{HELD_OUT}"'])
-
-
-def _endless(
-    run: RunConfig, images: Images, pictures: PictureCodes, warn: Warn
-) -> Iterator[tuple[Pixels, CaptionedFile]]:
-    """Pictures to train on, without end."""
-    sources = [each.source for each in images.sources]
-    read = captioned(images.sources, images, False, Counter())
-    seed = seed_of(run.name, "pictures")
-    files = mixture(sources, read, seed=seed, shuffle_buffer=run.data.shuffle_buffer, warn=warn)
-    return each_decoded(files, pictures.size, on_white=True)
 
 
 def _once(

@@ -1,6 +1,5 @@
 """`dedloc images`: from pictures with captions to codes, whole or not at all."""
 
-import io
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 
 from dedloc_kit.cli.main import main
@@ -18,7 +18,9 @@ from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.text.tokens import vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.picture_model import load_picture_model
+from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import pictures_of
+from dedloc_kit.learning.models.picture_model.loading import save
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -47,11 +49,6 @@ caption_tokens = 12
 [[images.sources]]
 dataset = "stripes"
 
-[images.training]
-steps = 3
-width = 8
-batch = 8
-
 [[data.train]]
 dataset = "codes"
 tokenized = true
@@ -74,6 +71,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table["caption"][1] += " indeed" * 20_000
     (tmp_path / "stripes").mkdir()
     parquet.write_table(pyarrow.table(table), tmp_path / "stripes" / "train-00000-of-00001.parquet")
+    architecture = Architecture(codes=16, scale=4, width=8, code_width=4)
+    torch.manual_seed(0)
+    (tmp_path / "pictures").mkdir()
+    save(Autoencoder(architecture), architecture, tmp_path / "pictures")
     (tmp_path / "run.toml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -108,7 +109,7 @@ def change(folder: Path, old: str, new: str) -> None:
 
 def left(folder: Path) -> set[str]:
     """What has been made."""
-    return {path.name for path in folder.iterdir()} - {"stripes", "run.toml", "cache"}
+    return {path.name for path in folder.iterdir()} - {"stripes", "pictures", "run.toml", "cache"}
 
 
 def test_from_pictures_with_captions_to_what_a_volunteer_reads(
@@ -130,8 +131,6 @@ def test_from_pictures_with_captions_to_what_a_volunteer_reads(
     first = train[5]
     text = tokenizer.decode(first.caption.tolist())
     number = next(each for each in range(2, 120) if f"{KINDS[each % 4]} stripes, number {each // 2}" == text)
-    import torch
-
     pixels = torch.from_numpy(np.asarray(draw(number, 16)).copy()).permute(2, 0, 1)[None]
     assert first.codes.tolist() == model.encode(pixels).flatten().tolist()
     assert max(len(sample.caption) for sample in [*train, *held_out]) == 12
@@ -150,19 +149,15 @@ def test_the_section_images_is_no_part_of_the_run(folder: Path) -> None:
     assert completed(folder).fingerprint != before.fingerprint
 
 
-@pytest.mark.parametrize("when", ["trained", "each"])
-def test_whoever_interrupts_it_finds_nothing_half_written(
-    when: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_interrupts_it_finds_nothing_half_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dedloc_kit.organizer import images_display
 
     def interrupt(self: object, *_: object) -> None:
         raise KeyboardInterrupt
 
-    kind = images_display.PictureTrainingDisplay if when == "trained" else images_display.EncodingDisplay
-    monkeypatch.setattr(kind, when, interrupt)
+    monkeypatch.setattr(images_display.EncodingDisplay, "each", interrupt)
     assert make("--shards") == 130
-    assert left(folder) == (set() if when == "trained" else {"pictures", "tokenizer"})
+    assert left(folder) == {"tokenizer"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +181,9 @@ def test_whoever_interrupts_it_finds_nothing_half_written(
             "held out that can be used (there are too few captions); set images.held_out to a larger",
         ),
         ("side = 4", "side = 3", "pictures.size must be a multiple of pictures.side: 16 pixels are not 3 codes"),
-        ("side = 4", "side = 16", "task.pictures: one code of 1 x 1 pixels cannot be trained here; set size to"),
+        ("side = 4", "side = 8", "set task.pictures.size to 32, or task.pictures.side"),
+        ('model = "pictures"', 'model = "nowhere"', "nowhere; name a published one, OWNER/NAME@COMMIT"),
+        ("codes = 16", "codes = 32", "pictures has 16 codes; set task.pictures.codes to 16"),
         ("codes = 16", "codes = 1", "task.pictures.codes: input should be greater than or equal to 2"),
         ('model = "pictures"', 'model = "me/pictures"', "task.pictures.model must name a commit"),
         (
@@ -204,29 +201,6 @@ def test_what_cannot_work_is_said_in_a_line_and_nothing_is_made(
     lines = capsys.readouterr().err.splitlines()
     assert said in lines[-1]
     assert left(folder) == set()
-
-
-def test_a_collapsed_codebook_leaves_no_picture_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "stripes" / "train-00000-of-00001.parquet"
-    table = parquet.read_table(path)
-    blank = io.BytesIO()
-    draw(0, 16).resize((1, 1)).resize((16, 16)).save(blank, "PNG")
-    images = pyarrow.array([blank.getvalue()] * len(table))
-    parquet.write_table(table.set_column(0, "image", images), path)
-    change(folder, "codes = 16", "codes = 2048")
-    assert make("--shards") == 2
-    assert "the codebook collapsed: " in capsys.readouterr().err
-    assert left(folder) == set()
-
-
-def test_another_number_of_codes_than_the_model_has_is_told_to_be_corrected(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert make() == 0
-    change(folder, "codes = 16", "codes = 32")
-    assert make("--shards") == 2
-    assert "pictures has 16 codes; set task.pictures.codes to 16" in capsys.readouterr().err
-    assert left(folder) == {"pictures"}
 
 
 def test_all_of_it_goes_to_the_hub_and_the_run_names_it_by_commits(

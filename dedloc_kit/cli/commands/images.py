@@ -8,7 +8,7 @@ from dedloc_kit.run.loading import load_run
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser("images", help="make the picture model that a run names, and codes of its pictures")
+    parser = commands.add_parser("images", help="measure a run's picture model, and make codes of its pictures")
     add_run(parser)
     parser.add_argument(
         "--shards",
@@ -29,17 +29,15 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.hub import check_login
-    from dedloc_kit.learning.models.picture_model.files import pictures_of
     from dedloc_kit.learning.models.picture_model.settings import load_images
     from dedloc_kit.organizer import images
 
     run, console = load_run(options.run, options.overrides), Console(highlight=False, markup=False)
     section, beside = load_images(options.run, options.overrides), options.run.resolve().parent
     if options.push:
-        check_login(options.push)  # before the minutes that training takes
+        check_login(options.push)  # before the minutes that encoding takes
     device, folder = images.device_for(options.device, options.threads), images.shards_folder(run, beside)
-    run = images.prepare_pictures(run, section, device)
-    console.print(f"the picture model is in {pictures_of(run).model}", soft_wrap=True)
+    run = images.measure_pictures(run, section, device)
     if options.shards:
         images.prepare_caption_tokenizer(run, section)
         if not (options.push and folder.exists()):

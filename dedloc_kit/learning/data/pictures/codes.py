@@ -35,7 +35,7 @@ class PictureCodes(Section):
     """What made the codes of a run's pictures: `task.pictures`."""
 
     model: str = Field(min_length=1)
-    """The picture model: a folder beside the run's file, as `dedloc images` makes it, or `OWNER/NAME@COMMIT`."""
+    """The picture model: a published one, `OWNER/NAME@COMMIT`, or a folder beside the run's file."""
     codes: Annotated[int, Field(ge=2, le=65536)]
     """How many different codes there are."""
     side: Annotated[int, Field(ge=1, le=256)]

@@ -1,4 +1,4 @@
-"""A small convolutional autoencoder with a codebook: a picture model of one's own."""
+"""A small convolutional autoencoder with a codebook: the kit's own kind of picture model."""
 
 import torch
 from pydantic import Field

@@ -1,11 +1,13 @@
 """Pictures with captions as token ids and codes."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dedloc_kit.learning.data.pictures.captioned import CaptionedFile
 from dedloc_kit.learning.data.pictures.codes import Captioned
@@ -13,7 +15,6 @@ from dedloc_kit.learning.data.pictures.images import Pixels
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import ids_dtype
 from dedloc_kit.learning.models.picture_model import PictureModel
-from dedloc_kit.learning.models.picture_model.training import stacked
 
 _AT_ONCE = 64
 _LONGEST_TOKEN = 64
@@ -43,3 +44,8 @@ class Encoder:
                     yield Captioned(np.array(ids, self._ids), each)
                 else:
                     self._left_out["captions without a token"] += 1
+
+
+def stacked(pictures: Iterable[Pixels]) -> Tensor:
+    """Uint8 [n, 3, size, size]."""
+    return torch.from_numpy(np.stack(list(pictures))).permute(0, 3, 1, 2).contiguous()

@@ -22,7 +22,7 @@ DIFFUSERS_WEIGHTS, JANUS_WEIGHTS = "diffusion_pytorch_model.safetensors", "model
 _CONFIGS = (OWN_CONFIG, "config.json", "vqvae/config.json", "vqgan/config.json")
 _MAX_CONFIG_BYTES = 1_000_000
 _COMMIT = r"[0-9a-f]{40}"
-_MAKE = "make one with: dedloc images RUN.toml"
+_MAKE = "name a published one, OWNER/NAME@COMMIT"
 
 Kind = Literal["own", "diffusers", "janus"]
 

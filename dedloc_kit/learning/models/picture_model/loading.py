@@ -66,7 +66,7 @@ def load(pictures: PictureCodes, device: str = "cpu") -> Ready:
 
 
 def save(network: Autoencoder, architecture: Architecture, folder: Path) -> None:
-    """Write a model of one's own to an existing folder."""
+    """Write a model of the kit's own kind to an existing folder."""
     config = {"kind": "dedloc_kit", **architecture.model_dump()}
     (folder / OWN_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {name: value.contiguous().cpu() for name, value in network.state_dict().items()}

@@ -10,22 +10,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.captioned import PictureSource, Wanted
 from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION
 from dedloc_kit.run.loading import IMAGES, local, read_values
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.validation import describe
-
-
-class Training(Section):
-    """How a picture model is trained: `images.training`. The defaults are for pictures of 32 pixels and 256 codes."""
-
-    steps: PositiveInt = 1400
-    batch: PositiveInt = 64
-    """Pictures of a step."""
-    learning_rate: PositiveFloat = 2e-3
-    """The highest; it rises and falls once."""
-    width: int = Field(default=24, ge=8, le=1024, multiple_of=8)
-    """Channels at full size: twice as many take nearly four times as long."""
-    code_width: int = Field(default=8, ge=2, le=256)
-    """Numbers that a code stands for."""
 
 
 class Images(Wanted):
@@ -34,8 +19,6 @@ class Images(Wanted):
     sources: Annotated[tuple[PictureSource, ...], Field(min_length=1)]
     caption_tokens: Annotated[int, Field(ge=1, le=MAX_CAPTION)] = 256
     """Of a longer caption no more are kept."""
-    training: Training = Training()
-    """Of a picture model of one's own."""
 
 
 def load_images(path: Path, overrides: Path | None = None) -> Images:

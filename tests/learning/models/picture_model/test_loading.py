@@ -105,7 +105,7 @@ def test_a_model_of_another_kind_than_the_run_says_is_refused_with_the_fix(own: 
     ("spoil", "said"),
     [
         (lambda folder: (folder / OWN_WEIGHTS).rename(folder / "weights.bin"), "no weights in safetensors"),
-        (lambda folder: (folder / OWN_CONFIG).unlink(), "holds no picture model; make one with: dedloc images"),
+        (lambda folder: (folder / OWN_CONFIG).unlink(), "holds no picture model; name a published one"),
         (lambda folder: (folder / OWN_CONFIG).write_text("[1]"), "it is no object"),
         (lambda folder: (folder / OWN_CONFIG).write_text('{"model_type": "gpt2"}'), "is 'gpt2'; name a folder"),
         (lambda folder: (folder / OWN_CONFIG).write_text('{"kind": "dedloc_kit"}'), "cannot be used; name another"),
@@ -123,7 +123,7 @@ def test_a_folder_that_is_no_picture_model_is_refused_in_a_line(spoil: Any, said
 def test_a_model_that_is_nowhere_is_said_to_be(
     tmp_path: Path, own: Path, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"there is no folder .*nothing; make one with: dedloc images RUN\.toml"):
+    with pytest.raises(UserError, match=r"there is no folder .*nothing; name a published one, OWNER/NAME@COMMIT"):
         load_picture_model(of(tmp_path / "nothing"))
     named = publish(hub, own, "me/pictures")
     with pytest.raises(UserError, match='must name a commit, so that it stays the same: "me/pictures@"'):
