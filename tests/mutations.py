@@ -3668,15 +3668,15 @@ MUTATIONS = (
     Mutation(
         "a small change of what is kept in 8 bits is lost",
         "learning/train/optim/blocks.py",
-        "bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size]",
+        "bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size].reshape(bits.shape)",
         "bits += 1 << _SHIFT - 1",
         "tests/learning/train/optim/test_blocks.py -k thousandth",
     ),
     Mutation(
         "what goes down in 8 bits goes down at each step",
         "learning/train/optim/blocks.py",
-        "room.flat += _SIGNED_TURNS[step % _TURNS :][: room.flat.size]",
-        "room.flat += _SIGNED_TURNS[: room.flat.size]",
+        "room += _SIGNED_TURNS[step % _TURNS :][: room.size].reshape(room.shape)",
+        "room += _SIGNED_TURNS[: room.size].reshape(room.shape)",
         "tests/learning/train/optim/test_blocks.py -k right_on_average",
     ),
     Mutation(

@@ -20,7 +20,7 @@ _SHIFT = 23 - 4
 """Bits of a float32 that a positive number loses at the end: 4 of its fraction stay."""
 _TOP = float(np.array(255 << _SHIFT, np.int32).view(np.float32))
 """What the largest positive number of a block becomes for a moment: of its exponent only the 4 lowest bits are left."""
-_TINIEST = 2.0**-100
+_TINIEST = np.float32(2.0**-100)
 """Blocks of still smaller numbers become zeros: their scale's inverse would be infinite."""
 
 # Multiples of the golden ratio without their whole parts: every stretch of them is spread evenly.
@@ -28,24 +28,6 @@ _golden = (np.arange(CHUNK + 2 * _TURNS, dtype=np.uint64) * np.uint64(0x9E3779B1
 _SIGNED_TURNS = ((_golden >> np.uint64(16)) / 2.0**16 + 128).astype(np.float32)
 # Without their last bits: the block's largest may come out some of these too large, and must not go beyond the top.
 _POSITIVE_TURNS = (_golden >> np.uint64(32 - _SHIFT)).astype(np.int32) & -8
-
-
-class Room:
-    """Memory for float32 numbers of whole blocks, for numpy and for torch: each is the faster one at something."""
-
-    def __init__(self, rows: Tensor) -> None:
-        """`rows` is contiguous, [blocks, BLOCK]."""
-        self.rows = rows
-        self.flat: Floats = rows.view(-1).numpy()
-
-    @classmethod
-    def of(cls, size: int) -> "Room":
-        """For at least so many."""
-        return cls(torch.empty(-(-size // BLOCK), BLOCK))
-
-    def part(self, blocks: slice) -> "Room":
-        """Some blocks of it."""
-        return Room(self.rows[blocks])
 
 
 class Blocks:
@@ -59,43 +41,43 @@ class Blocks:
 
     def __init__(self, codes: Tensor, scales: Tensor, factor: float) -> None:
         self._signed = codes.dtype == torch.int8
-        self._codes, self._scales = codes.view(-1).numpy(), scales[:, None]
-        self._read_scales = self._scales * (factor / (_LEVELS if self._signed else _TOP))
+        self._codes, self._scales = codes.numpy(), scales.numpy()[:, None]
+        self._read_scales = self._scales * np.float32(factor / (_LEVELS if self._signed else _TOP))
 
-    def read(self, blocks: slice, out: Room) -> None:
-        """Some blocks, times the factor."""
-        codes = self._codes[blocks.start * BLOCK : blocks.stop * BLOCK]
+    def read(self, blocks: slice, out: Floats) -> None:
+        """Some blocks, [blocks, BLOCK], times the factor."""
         if self._signed:
-            np.copyto(out.flat, codes)
+            np.copyto(out, self._codes[blocks])
         else:
-            bits = out.flat.view(np.int32)
-            np.copyto(bits, codes)
+            bits = out.view(np.int32)
+            np.copyto(bits, self._codes[blocks])
             bits <<= _SHIFT
-        out.rows.mul_(self._read_scales[blocks])
+        out *= self._read_scales[blocks]
 
-    def write_signed(self, values: Room, blocks: slice, step: int, room: Room) -> None:
+    def write_signed(self, values: Floats, blocks: slice, step: int, room: Floats) -> None:
         """Keep some blocks.
 
         :param step: whose turns decide
         :param room: as large as the values; it is overwritten
         """
-        np.abs(values.flat, out=room.flat)
-        torch.mul(values.rows, self._take_scales(room, blocks, _LEVELS), out=room.rows)
-        room.flat += _SIGNED_TURNS[step % _TURNS :][: room.flat.size]
-        codes = self._codes[blocks.start * BLOCK : blocks.stop * BLOCK].view(np.uint8)
-        np.copyto(codes, room.flat, casting="unsafe")  # cut off, which would go up below zero: 128 has been added
+        np.abs(values, out=room)
+        np.multiply(values, self._take_scales(room, blocks, _LEVELS), out=room)
+        room += _SIGNED_TURNS[step % _TURNS :][: room.size].reshape(room.shape)
+        codes = self._codes[blocks].view(np.uint8)
+        np.copyto(codes, room, casting="unsafe")  # cut off, which would go up below zero: 128 has been added
         codes ^= 128
 
-    def write_positive(self, values: Room, blocks: slice, step: int) -> None:
+    def write_positive(self, values: Floats, blocks: slice, step: int) -> None:
         """The same for positive numbers, which are overwritten."""
-        values.rows.mul_(self._take_scales(values, blocks, _TOP))
-        bits = values.flat.view(np.int32)
-        bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size]
+        values *= self._take_scales(values, blocks, _TOP)
+        bits = values.view(np.int32)
+        bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size].reshape(bits.shape)
         bits >>= _SHIFT
-        np.copyto(self._codes[blocks.start * BLOCK : blocks.stop * BLOCK], bits, casting="unsafe")
+        np.copyto(self._codes[blocks], bits, casting="unsafe")
 
-    def _take_scales(self, values: Room, blocks: slice, top: float) -> Tensor:
+    def _take_scales(self, values: Floats, blocks: slice, top: float) -> Floats:
         """Keep the largest of each block; returns what makes it `top`."""
         scales = self._scales[blocks]
-        torch.amax(values.rows, 1, keepdim=True, out=scales)
-        return scales.clamp(min=_TINIEST).reciprocal_().mul_(top)
+        np.max(values, 1, keepdims=True, out=scales)
+        inverses: Floats = np.reciprocal(np.maximum(scales, _TINIEST)) * np.float32(top)
+        return inverses

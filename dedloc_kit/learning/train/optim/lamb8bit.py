@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import SMALL_TENSOR, Scratch
-from dedloc_kit.learning.train.optim.blocks import BLOCK, Blocks, Room
+from dedloc_kit.learning.train.optim.blocks import BLOCK, Blocks
 from dedloc_kit.learning.train.optim.layerwise import LayerwiseOptimizer
-from dedloc_kit.learning.train.optim.portable import CHUNK, Floats, SquareSum
+from dedloc_kit.learning.train.optim.portable import CHUNK, Floats, norm
 
 _UNIT = np.float32(2.0**-10)
 """Gradients are counted in 1024ths, so that the squares of large ones can be added up."""
@@ -76,17 +76,14 @@ class Lamb8Bit(LayerwiseOptimizer):
         sums = _Coded(state, group) if "root" in state else _Exact(state, group)
         epsilon, decay = _epsilon(group, step), np.float32(group["weight_decay"] / gain)
         *rooms, directions = _rooms(values.size)
-        room, updates = rooms[0].flat, directions.flat[: values.size]
-        weight_squares, update_squares = SquareSum(room), SquareSum(room)
+        room, updates = rooms[0].reshape(-1), directions.reshape(-1)[: values.size]
         for begin in range(0, values.size, CHUNK):
             part = slice(begin, min(begin + CHUNK, values.size))
             blocks = slice(begin // BLOCK, -(-part.stop // BLOCK))
-            _advance(sums, gradient[part], blocks, epsilon, rooms, directions.part(blocks))
-            weight_squares.add(values[part])
+            _advance(sums, gradient[part], blocks, epsilon, rooms, directions[blocks])
             if decay:
                 updates[part] += np.multiply(values[part], decay, out=room[: part.stop - begin])
-            update_squares.add(updates[part])
-        weight_norm, update_norm = weight_squares.root(), gain * update_squares.root()
+        weight_norm, update_norm = norm(values, room), gain * norm(updates, room)
         usable = weight_norm > 0 and update_norm > 0
         ratio = min(weight_norm, group["max_weight_norm"]) / update_norm if usable else 1.0
         way = np.float32(-group["lr"] * ratio * gain)
@@ -95,27 +92,27 @@ class Lamb8Bit(LayerwiseOptimizer):
             values[part] += np.multiply(updates[part], way, out=room[: part.stop - begin])
 
 
-def _rooms(values: int) -> list[Room]:
-    """Three for a chunk, and one for d of so many values."""
+def _rooms(values: int) -> list[Floats]:
+    """Three for a chunk, and one for d of so many values, each [blocks, BLOCK]."""
     sizes = [CHUNK, CHUNK, CHUNK, -(-values // BLOCK) * BLOCK]
     parts = _scratch.of(sum(sizes), torch.device("cpu")).split(sizes)
-    return [Room(part.view(-1, BLOCK)) for part in parts]
+    return [part.view(-1, BLOCK).numpy() for part in parts]
 
 
 class _Exact:
     """The sums of a small parameter, in float32."""
 
     def __init__(self, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-        self._sums = [state[name].view(-1).numpy() for name in ("sum", "square_sum")]
+        self._sums = [state[name].numpy() for name in ("sum", "square_sum")]
         self._betas = group["betas"]
 
-    def decayed(self, blocks: slice, rooms: Sequence[Room]) -> list[Floats]:
+    def decayed(self, blocks: slice, rooms: Sequence[Floats]) -> list[Floats]:
         """Both of a chunk, times the betas."""
         for each, beta in zip(self._sums, self._betas, strict=True):
             each *= np.float32(beta)
         return self._sums
 
-    def keep(self, direction: Room, blocks: slice, rooms: Sequence[Room]) -> None:
+    def keep(self, direction: Floats, blocks: slice, rooms: Sequence[Floats]) -> None:
         """What has been added to them stands there already."""
 
 
@@ -130,16 +127,16 @@ class _Coded:
         self._root = Blocks(state["root"], state["root_scale"], decay)
         self._epsilon = np.float32(decay) * _epsilon(group, self._step - 1)
 
-    def decayed(self, blocks: slice, rooms: Sequence[Room]) -> list[Floats]:
+    def decayed(self, blocks: slice, rooms: Sequence[Floats]) -> list[Floats]:
         """Both of a chunk, times the betas, in the last two of three rooms."""
         self._direction.read(blocks, rooms[1])
         self._root.read(blocks, rooms[2])
-        room, total, squares = (each.flat for each in rooms)
+        room, total, squares = rooms
         total *= np.add(squares, self._epsilon, out=room)
         squares *= squares
         return [total, squares]
 
-    def keep(self, direction: Room, blocks: slice, rooms: Sequence[Room]) -> None:
+    def keep(self, direction: Floats, blocks: slice, rooms: Sequence[Floats]) -> None:
         """They have come to this; the root is in the last room."""
         self._direction.write_signed(direction, blocks, self._step, rooms[0])
         self._root.write_positive(rooms[2], blocks, self._step)
@@ -150,21 +147,21 @@ def _advance(
     gradient: Floats,
     blocks: slice,
     epsilon: np.float32,
-    rooms: Sequence[Room],
-    direction: Room,
+    rooms: Sequence[Floats],
+    direction: Floats,
 ) -> None:
     """Take a chunk of the gradient into the state, and leave its d in the last room."""
     size = len(gradient)
     if size < CHUNK:
-        rooms = [each.part(slice(0, blocks.stop - blocks.start)) for each in rooms]
+        rooms = [each[: blocks.stop - blocks.start] for each in rooms]
     total, squares = sums.decayed(blocks, rooms)
-    room = np.multiply(gradient, _UNIT, out=rooms[0].flat[:size])
-    total[:size] += room
+    room = np.multiply(gradient, _UNIT, out=rooms[0].reshape(-1)[:size])
+    total.reshape(-1)[:size] += room
     room *= room
-    squares[:size] += room
-    np.sqrt(squares, out=rooms[2].flat)
-    np.add(rooms[2].flat, epsilon, out=rooms[0].flat)
-    np.divide(total, rooms[0].flat, out=direction.flat)
+    squares.reshape(-1)[:size] += room
+    np.sqrt(squares, out=rooms[2])
+    np.add(rooms[2], epsilon, out=rooms[0])
+    np.divide(total, rooms[0], out=direction)
     sums.keep(direction, blocks, rooms)
 
 

@@ -17,31 +17,19 @@ _LANES = 4096
 Floats = NDArray[np.float32]
 
 
-class SquareSum:
-    """Adds up the squares of float32 values, chunk after chunk."""
+def norm(values: Floats, room: Floats | None = None) -> float:
+    """The Euclidean norm of a float32 vector.
 
-    def __init__(self, room: Floats) -> None:
-        """`room` is float32 [CHUNK], which is overwritten."""
-        self._room = room
-        self._lanes = np.zeros(_LANES)
-
-    def add(self, values: Floats) -> None:
-        """At most CHUNK values; all but the last chunk must be whole."""
-        np.multiply(values, values, out=self._room[: values.size])
-        self._room[values.size :] = 0
-        self._lanes += _folded(self._room, _LANES)
-
-    def root(self) -> float:
-        """The norm of all values."""
-        return math.sqrt(float(_folded(self._lanes, 1)[0]))
-
-
-def norm(values: Floats) -> float:
-    """The Euclidean norm of a vector."""
-    squares = SquareSum(np.empty(CHUNK, np.float32))
+    :param room: float32 [CHUNK], which is overwritten
+    """
+    room = np.empty(CHUNK, np.float32) if room is None else room
+    lanes = np.zeros(_LANES)
     for begin in range(0, values.size, CHUNK):
-        squares.add(values[begin : begin + CHUNK])
-    return squares.root()
+        some = values[begin : begin + CHUNK]
+        np.multiply(some, some, out=room[: some.size])
+        room[some.size :] = 0
+        lanes += _folded(room, _LANES)
+    return math.sqrt(float(_folded(lanes, 1)[0]))
 
 
 def _folded(values: NDArray[np.floating], size: int) -> NDArray[np.floating]:

@@ -2,22 +2,21 @@
 
 import torch
 
-from dedloc_kit.learning.train.optim.blocks import BLOCK, Blocks, Room
+from dedloc_kit.learning.train.optim.blocks import BLOCK, Blocks
 
 SOME = slice(0, 2)
 
 
 def kept(values: torch.Tensor, dtype: torch.dtype, step: int) -> torch.Tensor:
     """What is left of two blocks of numbers."""
-    blocks = Blocks(torch.zeros(2, BLOCK, dtype=dtype), torch.zeros(2), factor=1.0)
+    codes, scales = torch.zeros(2, BLOCK, dtype=dtype), torch.zeros(2)
+    blocks, found = Blocks(codes, scales, factor=1.0), torch.empty(2, BLOCK)
     if dtype == torch.int8:
-        blocks.write_signed(Room(values.clone()), SOME, step, Room.of(2 * BLOCK))
+        blocks.write_signed(values.clone().numpy(), SOME, step, found.numpy())
     else:
-        blocks.write_positive(Room(values.clone()), SOME, step)
-    blocks = Blocks(torch.from_numpy(blocks._codes).view(2, BLOCK), blocks._scales.view(-1), factor=1.0)
-    found = Room.of(2 * BLOCK)
-    blocks.read(SOME, found)
-    return found.rows
+        blocks.write_positive(values.clone().numpy(), SOME, step)
+    Blocks(codes, scales, factor=1.0).read(SOME, found.numpy())
+    return found
 
 
 def test_numbers_of_either_sign_are_off_by_less_than_a_code_and_right_on_average() -> None:
