@@ -32,7 +32,7 @@ from benchmarks.lib.hostile_peers import ATTACKS
 from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Training
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.task import Task, create_task
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.run.task import Source
@@ -156,9 +156,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, default=1, help="how many, for weights and order of the text")
     parser.add_argument("--hostile", type=int, choices=range(1, PEERS), default=HOSTILE, metavar="PEERS", help="of 16")
-    parser.add_argument(
-        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
-    )
+    parser.add_argument("--text", type=Path, nargs="+", default=(small_text(),), help="folders (default: the demo's)")
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--quick", action="store_true", help="half the steps, a few attacks, two defences")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")

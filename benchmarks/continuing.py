@@ -25,7 +25,7 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_
 from dedloc_kit.learning.models.init_from import fingerprint
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
 
@@ -113,9 +113,7 @@ def measure(folder: Path, steps: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Going on from a model with a new vocabulary, against from scratch")
-    parser.add_argument(
-        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
-    )
+    parser.add_argument("--text", type=Path, nargs="+", default=(small_text(),), help="folders (default: the demo's)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves there as well")
     parser.add_argument(

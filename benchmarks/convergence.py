@@ -42,7 +42,7 @@ from dedloc_kit.learning.task import Batch, Divisible, create_task
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run, local, parse_run
 from dedloc_kit.run.seeds import seed_of
@@ -327,9 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Held-out loss after the same samples, for each way to train")
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="a recipe instead of a small ALBERT on --text")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
-    parser.add_argument(
-        "--text", type=Path, nargs="+", default=(shipped("text"),), help="folders (default: the demo's)"
-    )
+    parser.add_argument("--text", type=Path, nargs="+", default=(small_text(),), help="folders (default: the demo's)")
     parser.add_argument("--pipeline", action="store_true", help="a small decoder in three stages")
     parser.add_argument("--decoder", action="store_true", help="a small decoder and AdamW instead of ALBERT and LAMB")
     parser.add_argument("--sparse", action="store_true", help="a small decoder in local steps that go up sparse")

@@ -41,7 +41,7 @@ from dedloc_kit.learning.data.text.token_shards import write_token_shards
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -235,7 +235,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--text",
         nargs="*",
-        default=[shipped("text")],
+        default=[small_text()],
         metavar="DATASET",
         help="Parquet folders or files, or OWNER/NAME on the Hub; default: the demo's text",
     )

@@ -37,7 +37,7 @@ from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local, parse_run
 
@@ -203,7 +203,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--text", nargs="*", default=[str(shipped("text"))], metavar="DATASET")
+    parser.add_argument("--text", nargs="*", default=[str(small_text())], metavar="DATASET")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--width", type=int, default=256)

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import shipped, small_text
 from dedloc_kit.version import __version__
 
 _PACKAGE = Path(__file__).parent
@@ -59,13 +59,14 @@ def running_wheel() -> Wheel:
 
 
 def package_files() -> dict[str, bytes]:
-    """The content of the package by place in the wheel, with recipes, dashboards and text wherever they are kept."""
+    """The content of the package by place in the wheel, with recipes and dashboards wherever they are kept."""
     files = {f"dedloc_kit/{path.relative_to(_PACKAGE).as_posix()}": path for path in _files(_PACKAGE)}
     files = {place: path for place, path in files.items() if not place.startswith("dedloc_kit/shipped/")}
-    for folder in ("recipes", "dashboards", "text"):
+    for folder in ("recipes", "dashboards"):
         root = shipped(folder)
         for path in _files(root):
-            if folder != "recipes" or (path.suffix in _RECIPE and path.parent.parent == root):
+            of_recipe = path.suffix in _RECIPE and path.parent.parent == root
+            if folder != "recipes" or of_recipe or path.parent == small_text():
                 files[f"dedloc_kit/shipped/{folder}/{path.relative_to(root).as_posix()}"] = path
     return {place: files[place].read_bytes() for place in sorted(files)}
 

@@ -8,11 +8,16 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """The path of `recipes`, `dashboards` or `text`, wherever this installation keeps it."""
+    """The path of `recipes` or `dashboards`, wherever this installation keeps it."""
     for candidate in (_PACKAGE / "shipped" / folder, _PACKAGE.parent / folder):
         if candidate.is_dir():
             return candidate
     raise UserError(f"this installation of dedloc_kit has no '{folder}' folder; reinstall it")
+
+
+def small_text() -> Path:
+    """A folder of text to try things out with, in the splits `train` and `test`."""
+    return shipped("recipes") / "text"
 
 
 def recipe(name: str) -> Path:

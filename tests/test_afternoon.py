@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dedloc_kit.access.office import invite
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.session.session import Session
 from tests import commands
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -65,7 +65,7 @@ def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Pa
 
     :param changes: lines of the recipe by how they begin, and what stands there instead
     """
-    hub.commits["datasets/us/corpus"] = [files_of(shipped("text"))]
+    hub.commits["datasets/us/corpus"] = [files_of(small_text())]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
     dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"

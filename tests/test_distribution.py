@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_package_its_recipes_and_dashboards_and_nothing_else
     assert "dedloc_kit/dashboard/static/index.html" in names
     assert "dedloc_kit/shipped/recipes/albert-demo/run.toml" in names
     assert "dedloc_kit/shipped/dashboards/README.md" in names
-    assert "dedloc_kit/shipped/text/train.txt" in names
+    assert "dedloc_kit/shipped/recipes/text/train.txt" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"dedloc_kit"}
     assert not [name for name in names if "__pycache__" in name or "/." in name or "/tests/" in name]
 
@@ -84,17 +84,12 @@ def test_what_an_organizer_keeps_beside_a_recipe_is_not_given_away(
         "recipes/ours/corpus.txt",
         "recipes/ours/tokens/README.md",
         "dashboards/x.py",
-        "text/README.md",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     monkeypatch.setattr(distribution, "shipped", lambda folder: tmp_path / folder)
     shipped = [name for name in package_files() if name.startswith("dedloc_kit/shipped/")]
-    assert shipped == [
-        "dedloc_kit/shipped/dashboards/x.py",
-        "dedloc_kit/shipped/recipes/ours/run.toml",
-        "dedloc_kit/shipped/text/README.md",
-    ]
+    assert shipped == ["dedloc_kit/shipped/dashboards/x.py", "dedloc_kit/shipped/recipes/ours/run.toml"]
 
 
 def test_without_an_installation_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def test_an_installed_wheel_finds_everything_that_it_needs(commands: Path, tmp_p
     python, environment = commands / "python", commands.parent
     show = """
 import dedloc_kit
-from dedloc_kit.resources import recipe, shipped
+from dedloc_kit.resources import recipe, shipped, small_text
 from dedloc_kit.run.loading import load_run
-print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), shipped("text"), sep="\\n")
+print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), small_text(), sep="\\n")
 print(load_run(recipe("albert-demo") / "run.toml").run_id)
 """
     *paths, run_id = run(python, "-c", show, folder=tmp_path).splitlines()

@@ -10,7 +10,7 @@ from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.models.picture_model.files import completed
-from dedloc_kit.resources import recipe, shipped
+from dedloc_kit.resources import recipe, small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.seeds import seed_of
@@ -46,7 +46,7 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
             )
         if not isinstance(tokenizer, str):
             raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")
-        run = _with_text(run, str(shipped("text")))
+        run = _with_text(run, str(small_text()))
     if isinstance(tokenizer, str) and _lacking(tokenizer):
         path = folder / Path(tokenizer).name
         run = run.model_copy(update={"task": run.task.model_copy(update={"tokenizer": str(path)})})

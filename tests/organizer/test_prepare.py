@@ -108,16 +108,16 @@ def test_a_demo_takes_the_recipe_s_small_form_and_leaves_the_recipe_as_it_is(shi
 def test_a_demo_whose_data_is_not_here_takes_the_text_that_the_kit_brings(shipped: Path, tmp_path: Path) -> None:
     (shipped / "smoke.toml").write_text(SMALL.replace("24", "300"))
     run = prepare_demo("recipe", tmp_path / "demo")
-    text = str(resources.shipped("text"))
+    text = str(resources.small_text())
     assert run.data.train == (Source(dataset=text),)
     assert run.data.evaluation == Source(dataset=text, split="test")
     assert Path(run.task.options["tokenizer"]).is_dir()
 
 
 def test_the_kit_brings_a_text_of_documents_of_sentences_to_train_on_and_to_hold_out() -> None:
-    text = str(resources.shipped("text"))
+    text = str(resources.small_text())
     train, test = (list(in_order(Source(dataset=text, split=split), texts, warn=fail)) for split in ("train", "test"))
-    assert 300_000 < sum(map(len, train)) < 10 * sum(map(len, test)) < 500_000
+    assert 200_000 < sum(map(len, train)) < 10 * sum(map(len, test)) < 500_000
     assert not set(train) & set(test)
     assert all(len(text) >= 300 and text.endswith((".", "!", "?", '"')) for text in train + test)
 

@@ -13,7 +13,7 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
-from dedloc_kit.resources import shipped
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -59,7 +59,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_evaluation(tmp_path: Path) -> None:
-    documents = list(in_order(Source(dataset=str(shipped("text"))), texts, warn=print))
+    documents = list(in_order(Source(dataset=str(small_text())), texts, warn=print))
     for half, vocabulary, part in (("old", 500, documents[::2]), ("new", 700, documents[1::2])):
         (tmp_path / half).mkdir()
         for split, some in (("train", part[10:]), ("test", part[:10])):
