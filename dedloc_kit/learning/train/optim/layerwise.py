@@ -28,14 +28,24 @@ class LayerwiseOptimizer(Eager, torch.optim.Optimizer):
 
 
 def blockwise_norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm as a float64 scalar.
+    """The Euclidean norm as a scalar: float64 on the CPU, float32 on a device, of which not all have float64.
 
     Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32
     elements takes ten times as long. Threads share out whole blocks, so their number does not show in the result.
+    On a device the norms of blocks are added up over blocks again.
     """
     flat = tensor.reshape(-1)
+    if flat.device.type != "cpu":
+        while flat.numel() > _BLOCK:
+            flat = _block_norms(flat)
+        norm: Tensor = torch.linalg.vector_norm(flat)
+    else:
+        norm = torch.linalg.vector_norm(_block_norms(flat).double())
+    return norm
+
+
+def _block_norms(flat: Tensor) -> Tensor:
     whole = flat.numel() // _BLOCK * _BLOCK
     block_norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
     rest_norm = torch.linalg.vector_norm(flat[whole:]).view(1)
-    norm: Tensor = torch.linalg.vector_norm(torch.cat([block_norms, rest_norm]).double())
-    return norm
+    return torch.cat([block_norms, rest_norm])
