@@ -15,6 +15,7 @@ Peak memory is not compared; but the bare loop's scores of all tokens stand in m
 """
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -32,10 +33,9 @@ from torch.nn import functional
 
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
-from dedloc_kit.learning.train.computing.compute import Batch, Compute
+from dedloc_kit.learning.train.computing.card import Batch, Card
 from dedloc_kit.learning.train.computing.device import half_precision
-from dedloc_kit.learning.train.flat import FlatLayout
-from dedloc_kit.learning.train.gradients.gradients import Gradients
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
@@ -88,7 +88,8 @@ def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> t
         {key: values.to(device) for key, values in batch.items()}
         for batch in islice(task.batches(options.microbatch, 0, print), _READY)
     ]
-    bare = _bare(name, model, half_precision(device))
+    bare_model = copy.deepcopy(model)  # it sets gradients to None, and ours are part of a vector
+    bare = _bare(name, bare_model, half_precision(device))
     steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model, device), "bare": bare}
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     with Prefetch(task.batches(options.microbatch, 1, print), size=4) as batches:
@@ -97,12 +98,12 @@ def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> t
                 for _ in range(3):
                     steps[loop](next(source))
                 rates[loop].append(_rate(steps[loop], source, options.seconds, device))
-                model.zero_grad(set_to_none=True)
+                bare_model.zero_grad(set_to_none=True)
     return rates["ours"], rates["bare"]
 
 
 def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: float, device: torch.device) -> float:
-    clock = time.process_time if device.type == "cpu" else time.monotonic  # each step waits for its loss
+    clock = time.process_time if device.type == "cpu" else time.monotonic  # each step waits for a loss
     tokens, began = 0, clock()
     while (spent := clock() - began) < seconds:
         batch = next(batches)
@@ -112,14 +113,11 @@ def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: fl
 
 
 def _ours(task: Task, model: nn.Module, device: torch.device) -> Callable[[Batch], object]:
-    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device), task.prepare)
-    parameters = list(model.parameters())
-    gradients = Gradients([parameters], FlatLayout.of(parameters))
+    card = Card(FlatModel(model, device), task.loss, half_precision(device), prepare=task.prepare)
 
     def step(batch: Batch) -> None:
-        loss = compute.gradients(batch)
-        assert loss is not None
-        assert gradients.add(loss, len(batch["input_ids"]), 0)
+        assert card.submit(batch)
+        assert all(each.finite for each in card.results())
 
     return step
 

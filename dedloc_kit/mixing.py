@@ -18,8 +18,7 @@ from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.learning.task import Batch
-from dedloc_kit.learning.train.computing.devices import Loss
-from dedloc_kit.learning.train.computing.microbatch import samples_in
+from dedloc_kit.learning.train.computing.card import Loss, samples_in
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.config import RunConfig

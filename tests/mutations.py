@@ -1049,7 +1049,7 @@ MUTATIONS = (
     ),
     Mutation(
         "experts are asked a second time to save memory",
-        "learning/train/computing/compute.py",
+        "learning/train/computing/checkpointing.py",
         'if not any(getattr(each, "once", False) for each in block.modules()))',
         ")",
         "tests/experts/test_mixture.py -k asked_twice",
@@ -3290,7 +3290,7 @@ MUTATIONS = (
     Mutation(
         "a volunteer trains whatever its machine computes",
         "roles/volunteer.py",
-        "if failed := trial.failed(step, devices.each(), stop):",
+        "if failed := trial.failed(step, cards.each(), stop):",
         "if failed := []:",
         "tests/test_audits.py -m slow -k wrongly",
     ),
@@ -3443,7 +3443,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what is computed for a check leaves its traces in the training",
-        "learning/train/state/state.py",
+        "learning/train/state/replica.py",
         "                buffer.copy_(before)\n",
         "                pass\n",
         "tests/learning/train/computing/test_recomputing.py -k bit_for_bit",
@@ -3464,10 +3464,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a slow device computes again whatever a fast one can",
-        "learning/train/computing/devices.py",
-        "if device is None or samples_in(wanted.batch) > MOST_TIMES * device.most:",
-        "if device is None:",
-        "tests/learning/train/computing/test_devices.py -k suits_it",
+        "learning/train/computing/cards.py",
+        "if worker is None or samples_in(wanted.batch) > MOST_TIMES * worker.most:",
+        "if worker is None:",
+        "tests/learning/train/computing/test_cards.py -k suits_it",
     ),
     Mutation(
         "who has signed what it sends may send something else",
@@ -4443,32 +4443,45 @@ MUTATIONS = (
         "tests/learning/train/state/test_state.py -k forked",
     ),
     Mutation(
+        "samples of a microbatch that is not finite count",
+        "learning/train/gradient_sum.py",
+        "tail = torch.stack([finite.float(), torch.where(finite, loss, 0.0)])",
+        "tail = torch.stack([torch.ones_like(loss), torch.where(finite, loss, 0.0)])",
+        "tests/learning/train/test_gradient_sum.py -k not_finite",
+    ),
+    Mutation(
+        "a round begins with what is claimed instead of what there is",
+        "learning/train/gradient_sum.py",
+        "return Snapshot(self._layout.views(host[:-_TAIL]), int(samples), loss,",
+        "return Snapshot(self._layout.views(host[:-_TAIL]), self.samples, loss,",
+        "tests/learning/train/computing/test_waits.py -k claimed",
+    ),
+    Mutation(
         "samples of a failed device count",
         "learning/train/gradients/gradients.py",
-        "            self._lose(replica)\n        return True",
-        "            pass\n        return True",
-        "tests/learning/train/computing/test_devices.py -k without_its_samples",
+        "        self._sums[replica].drop()\n        return True",
+        "        return True",
+        "tests/learning/train/computing/test_cards.py -k without_its_samples",
     ),
     Mutation(
         "with a failed device all stops",
-        "learning/train/computing/devices.py",
-        "if len(self._devices) == 1 or not self._caller.leave_out(device.number):",
+        "learning/train/computing/cards.py",
+        "if len(self._workers) == 1 or not self._caller.leave_out(worker.number):",
         "if True:",
-        "tests/learning/train/computing/test_devices.py -k without_its_samples",
+        "tests/learning/train/computing/test_cards.py -k without_its_samples",
     ),
     Mutation(
         "a part of a round is known by where the replica was, which goes on from elsewhere meanwhile",
         "learning/train/gradients/local_steps.py",
-        "                mine.copy_(theirs + (mine - base) if moved else theirs)\n",
-        "                mine.copy_(theirs + (mine - base) if moved else theirs)\n"
-        "            for way, base, theirs in zip(self._outgoing, self._base, fresh, strict=False):\n"
-        "                way.add_(base - theirs)\n",
+        "            mine.copy_(theirs + (mine - base) if moved else theirs)\n",
+        "            mine.copy_(theirs + (mine - base) if moved else theirs)\n"
+        "            self._outgoing = self._outgoing + base - theirs if len(self._outgoing) else self._outgoing\n",
         "tests/learning/train/gradients/test_local_steps.py -k fixed_before",
     ),
     Mutation(
         "a way that has counted in a round in doubt is sent once more",
         "learning/train/gradients/local_steps.py",
-        "                torch._foreach_add_(self._base, counted.held)",
+        "                self._base.add_(counted.held)",
         "                pass",
         "tests/learning/train/gradients/test_local_steps.py -k in_doubt",
     ),
@@ -4483,7 +4496,7 @@ MUTATIONS = (
         "a way that was forgotten counts all the same",
         "learning/train/gradients/local_steps.py",
         "            if self.tally.outgoing:  # unless",
-        "            if self._outgoing:  # unless",
+        "            if len(self._outgoing):  # unless",
         "tests/learning/train/gradients/test_local_steps.py -k before_a_rewind",
     ),
     Mutation(
@@ -4504,9 +4517,9 @@ MUTATIONS = (
     Mutation(
         "the devices of a host part in local steps",
         "learning/train/gradients/local_steps.py",
-        "                theirs.copy_(mine)",
+        "                replica.vector.copy_(self._first.vector)",
         "                pass",
-        "tests/learning/train/computing/test_devices.py -k what_one_gives",
+        "tests/learning/train/computing/test_cards.py -k what_one_gives",
     ),
     Mutation(
         "the devices of a host are never in step",
@@ -5828,7 +5841,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what was computed before a rewind counts after it",
-        "learning/train/state/state.py",
+        "learning/train/state/replica.py",
         "                forget()\n",
         "                pass\n",
         "tests/learning/train/test_going_back.py -k computes",

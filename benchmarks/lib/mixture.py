@@ -8,8 +8,8 @@ from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Microbatch, counting
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.learning.task import Batch, Task
-from dedloc_kit.learning.train.computing.compute import loss_scaled
-from dedloc_kit.learning.train.computing.microbatch import samples_in
+from dedloc_kit.learning.train.computing.card import samples_in
+from dedloc_kit.learning.train.computing.loss_scale import loss_scaled
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig

@@ -143,8 +143,7 @@ def _apple() -> str:
     if (platform.system(), platform.machine()) != ("Darwin", "arm64"):
         return ""
     return (
-        "Apple's GPU trains in float32, and in a run with local steps the processor does, for want of float64: nobody "
-        "has tried all tasks on it; where one fails, join with --devices cpu"
+        "Apple's GPU trains in float32, and nobody has tried all tasks on it; where one fails, join with --devices cpu"
     )
 
 

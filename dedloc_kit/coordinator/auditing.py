@@ -58,7 +58,8 @@ class Auditing:
         assert me.parameters is not None
         question = partial(known_question, run, me.signer.peer, me.parameters.size)
         # Its own, so that the data stay open.
-        recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss, me.task.prepare))
+        own = on_cpu(me.optimizer.state, me.task.loss, me.task.prepare)
+        recomputer = Recomputer(run, module, me.parameters, own)
         Knowing(me.exchange.host, question, recomputer, me.parameters)
         self._optimizer, self._host = me.optimizer, me.exchange.host
         threading.Thread(target=self._hear_of_equivocations, name="equivocations", daemon=True).start()

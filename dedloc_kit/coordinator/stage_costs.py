@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
 from dedloc_kit.learning.task import Batch, Divisible, StageTask
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -123,12 +124,13 @@ def _cost(run: RunConfig, stage: StageTask, sample: Batch, device: torch.device)
 
 
 class _Trial:
-    """A stage with the first tokens of a sample; hidden states are drawn."""
+    """A stage with the first tokens of a sample; hidden states are drawn. It waits for the device after each call."""
 
     def __init__(self, stage: StageTask, model: nn.Module, sample: Batch, device: torch.device) -> None:
         self._stage, self._model, self._sample, self._device = stage, model, sample, device
         self._half = half_precision(device)
-        self._compute = Compute(model, self._loss, device, self._half)
+        replica = FlatModel(model, device)
+        self._card = Card(replica, lambda m, batch, step: self._loss(m, batch), self._half)
 
     def seconds(self, tokens: int) -> float:
         """Of a forward call and a backward call, which computes forward again."""
@@ -136,12 +138,12 @@ class _Trial:
         began = time.perf_counter()
         with torch.no_grad(), torch.autocast(self._device.type, self._half, enabled=self._half is not None):
             self._loss(self._model, batch).item()  # waits for the device
-        if self._compute.gradients(batch) is None:
+        if self._card.measure(batch) is None:
             raise UserError(
                 f"the memory of this device does not hold stage {self._stage.number} of {self._stage.count} and "
                 f"{tokens} tokens; cut the model into more stages (pipeline.stages)"
             )
-        self._compute.clear()
+        self._card.clear()
         return time.perf_counter() - began
 
     def counted(self, tokens: int) -> tuple[float, int]:
@@ -161,7 +163,7 @@ class _Trial:
     def _batch(self, tokens: int) -> Batch:
         batch = {name: values[:, :tokens].to(self._device) for name, values in self._sample.items()}
         if self._stage.number:
-            rows = next(iter(batch.values())).shape[0]
+            rows = samples_in(batch)
             batch["hidden"] = torch.zeros(rows, tokens, self._stage.width, device=self._device).normal_()
         return batch
 

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from dedloc_kit.experts.calls import Cell, Experts
 from dedloc_kit.experts.gate import Gate, choose, imbalance
-from dedloc_kit.learning.train.computing.compute import loss_scale
+from dedloc_kit.learning.train.computing.loss_scale import loss_scale
 from dedloc_kit.run.parts import ExpertsConfig
 
 
@@ -67,6 +67,8 @@ class Mixture(nn.Module):
 
 class _Call:
     """The tokens of one forward pass of a layer by the experts that they go to, and the way back.
+
+    Both wait for the device, for tokens travel from the CPU: a run with experts has more waits than one a microbatch.
 
     :param cells: numbers, [tokens, chosen]; where not `there`, nobody is asked
     """

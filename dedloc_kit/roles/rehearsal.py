@@ -31,7 +31,7 @@ from dedloc_kit.learning.models.init_from import Undescribed
 from dedloc_kit.learning.task import Batch, Checkable, Continuing, Divisible, Task, create_task, prepared
 from dedloc_kit.learning.tasks.mixtures import batches_of, run_on
 from dedloc_kit.learning.tasks.text.common import TextTask
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import (
     describe_device,
     half_precision,
@@ -44,9 +44,9 @@ from dedloc_kit.learning.train.computing.microbatch import (
     find_microbatch,
     largest_microbatch,
     pieces,
-    samples_in,
 )
 from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import volunteers_read
@@ -69,7 +69,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     def warn(text: str) -> None:
         emit(Warned(text=text))
 
-    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    devices = pick_devices(peer.devices)
     device = usable_devices(devices, peer.devices)[0]
     set_threads(peer.threads)
     _check_vocabulary(run)
@@ -286,9 +286,8 @@ def _cost(
 ) -> SampleCost:
     batches = batches_of(run, task, microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
     some = list(islice(batches, _BATCHES))
-    model.to(device)
-    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device), task.prepare)
-    suits = microbatch or find_microbatch(compute, some[0])
+    card = Card(FlatModel(model, device), task.loss, half_precision(device), prepare=task.prepare)
+    suits = microbatch or find_microbatch(card, some[0])
     if suits > run.peer_batch:
         shared = run.averaging.mode == "global-batch"
         key, enough = ("global_batch", 8 * suits) if shared else ("averaging.local_batch", suits)
@@ -301,17 +300,18 @@ def _cost(
         flops=fmean(_flops(task, model, batch) for batch in _in_time(single)),
         kept_bytes=_kept_bytes(task, model, single[0]),
         microbatch=size,
-        samples_per_second=_rate(compute, [next(pieces(batch, size)) for batch in some]),
+        samples_per_second=_rate(card, [next(pieces(batch, size)) for batch in some]),
     )
 
 
-def _rate(compute: Compute, batches: list[Batch]) -> float:
-    """Samples per second through forward and backward pass; gradients are cleared."""
+def _rate(card: Card, batches: list[Batch]) -> float:
+    """Samples per second through forward and backward pass; it waits for each. Gradients are cleared."""
     samples, began = 0, time.perf_counter()
     for batch in _in_time(batches):
-        if compute.gradients(batch) is None:
+        if card.measure(batch) is None:
             raise UserError("the memory of this device does not hold so many samples at once; choose fewer")
         samples += samples_in(batch)
+    card.clear()
     return samples / (time.perf_counter() - began)
 
 

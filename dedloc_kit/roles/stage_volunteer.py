@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import torch
+
 from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.learning.task import Divisible, StageTask, create_task
 from dedloc_kit.learning.tasks.mixtures import Mixtures
-from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.stage_room import stages_that_fit
@@ -50,7 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Gradients:
-    """Where those of a stage go: to its optimizer."""
+    """Where those of a stage go: to its optimizer. The driver is told at once whether they count, so each microbatch
+    waits for the device."""
 
     def __init__(self, me: SwarmPeer) -> None:
         self._optimizer, self._replica = me.optimizer, me.replicas[0]
@@ -73,7 +76,11 @@ class _Gradients:
         return self._refuses or self._optimizer.closed
 
     def accumulate(self, loss: float, samples: int) -> bool:
-        return not self._optimizer.accumulate([Computed(0, samples, loss, rescaled=False, batch={})])
+        gradients = self._replica.gradients
+        added = gradients.add(torch.tensor(loss, device=self._replica.device), samples, self._replica.step)
+        _, finite = gradients.outcome(added)
+        self._optimizer.count([Computed(0, samples, loss, finite)])
+        return finite
 
     def forget(self) -> bool:
         return self._optimizer.forget()

@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.mixtures import Mixtures
-from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
@@ -32,7 +32,7 @@ from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
-from dedloc_kit.swarm.audits.recomputing import Recomputer
+from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.pipeline.moving import Mover
 
@@ -112,27 +112,27 @@ def volunteer(
         with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
             room = room_for_experts(peer.folder) if peer.hosts_experts else 0
             mixing = stack.enter_context(asking(me, known, room, emit))
-            devices = Devices(
+            cards = Cards(
                 me.replicas,
                 [mixing.counted(task.loss) for task in tasks],
                 batches,
-                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
+                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica, line_of),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
                 prepare=me.task.prepare,
             )
-            stack.callback(devices.close)
-            recomputer, trial = _recomputing(run, peer, me, devices)
+            stack.callback(cards.close)
+            recomputer, trial = _recomputing(run, peer, me, cards)
             mixing.await_experts(stop.is_set)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
                 if not size:
-                    _try_microbatch(devices, emit)
+                    _try_microbatch(cards, emit)
                 if trial is not None:
                     trial.prepare()
             loading.result()
             if trial is not None and not stop.is_set():
-                _pass(trial, devices, me.optimizer.step, emit, stop)
+                _pass(trial, cards, me.optimizer.step, emit, stop)
             me.optimizer.begin()
             mixing.begin()
             emit(me.joined())
@@ -153,7 +153,7 @@ def volunteer(
                     continue
                 twin.check()
                 answer()
-                _train_on(devices, me, mixing, emit)
+                _train_on(cards, me, mixing, emit)
                 remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
@@ -164,7 +164,7 @@ def volunteer(
                     _log.warning("%d samples were too early for the next step and are given up", samples)
                     break
                 if left:
-                    _train_on(devices, me, mixing, emit)
+                    _train_on(cards, me, mixing, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
             mixing.leave()
@@ -176,12 +176,12 @@ def volunteer(
 
 
 def _recomputing(
-    run: RunConfig, peer: PeerConfig, me: SwarmPeer, devices: Devices
+    run: RunConfig, peer: PeerConfig, me: SwarmPeer, cards: Cards
 ) -> tuple[Recomputer, Trial] | tuple[None, None]:
     """Who computes for the organizer's questions, and the trial before anything counts; nobody where checks are off."""
     if me.parameters is None:
         return None, None
-    recomputer = Recomputer(run, peer.task_module, me.parameters, devices.recompute)
+    recomputer = Recomputer(run, peer.task_module, me.parameters, cards.recompute)
     organizer = me.optimizer.tracker.belief.organizer
     question = partial(known_question, run, organizer, me.parameters.size)
     return recomputer, Trial(me.exchange.host, question, recomputer, me.parameters)
@@ -195,10 +195,10 @@ def _answering(peer: PeerConfig, me: SwarmPeer, recomputer: Recomputer | None) -
     return Answering(me.exchange.host, recomputer.answer if peer.checks else own).turn
 
 
-def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+def _pass(trial: Trial, cards: Cards, step: int, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
     """Raises UserError if a device of this machine computes wrongly."""
     emit(State(text="trying whether this machine computes rightly"))
-    if failed := trial.failed(step, devices.each(), stop):
+    if failed := trial.failed(step, cards.each(), stop):
         raise UserError(
             f"this machine computes wrongly ({', '.join(failed)}): twice it found another gradient than the right one "
             "for a microbatch whose answer is known, and has given nothing to the run; train on another device "
@@ -206,24 +206,24 @@ def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], 
         )
 
 
-def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
+def _try_microbatch(cards: Cards, emit: Callable[[AnyEvent], None]) -> None:
     emit(State(text="trying how many samples this machine takes at once"))
-    found = devices.find_sizes()
+    found = cards.find_sizes()
     emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
 
 
-def _train_on(devices: Devices, me: SwarmPeer, mixing: Mixing, emit: Callable[[AnyEvent], None]) -> None:
+def _train_on(cards: Cards, me: SwarmPeer, mixing: Mixing, emit: Callable[[AnyEvent], None]) -> None:
     """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
     if me.optimizer.ahead:
         me.optimizer.boundary()
         return
-    computed = devices.compute()
-    if not computed:
-        return
-    for each in me.optimizer.accumulate(computed):
+    computed = cards.compute()
+    for each in me.optimizer.count(computed):
         if not each.rescaled:
             emit(Warned(text=f"a microbatch was skipped: its loss ({each.loss}) or gradient is not a finite number"))
     me.optimizer.boundary()
+    if not computed:
+        return
     loss = sum(each.samples * each.loss for each in computed) / sum(each.samples for each in computed)
     emit(
         LocalProgress(

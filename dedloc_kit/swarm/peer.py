@@ -28,8 +28,9 @@ from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.rooms import zeros_despite_a_full_disk
-from dedloc_kit.learning.train.state.state import Replica, SharedOptimizer, TrainingState
+from dedloc_kit.learning.train.state.state import SharedOptimizer, TrainingState
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
@@ -306,7 +307,7 @@ class _Inside:
 
 @contextmanager
 def _inside(run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str]) -> Iterator[_Inside]:
-    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    devices = pick_devices(peer.devices)
     set_threads(peer.threads, devices)
     with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
         looking = line.submit(entry.surroundings)
@@ -474,11 +475,10 @@ def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) ->
 def _accumulator(run: RunConfig, task: Modelled, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
     if not replicas or run.averaging.mode == "global-batch":
-        return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)
+        return Gradients(replicas)
     model = replicas[0].model
     return LocalSteps(
         replicas,
-        state,
         local_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay), model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,

@@ -12,7 +12,8 @@ from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, counting
 from dedloc_kit.experts.mixture import Mixture, connect, imbalance_of
 from dedloc_kit.experts.network import Network
-from dedloc_kit.learning.train.computing.compute import Compute, loss_scaled
+from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
+from dedloc_kit.learning.train.computing.loss_scale import loss_scaled
 from dedloc_kit.run.seeds import seed_of
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 
@@ -213,4 +214,4 @@ def test_half_precision_around_it_changes_neither_choice_nor_experts() -> None:
 def test_to_save_memory_no_expert_is_asked_twice() -> None:
     mixture, _ = layer_with()
     model = nn.Sequential(nn.ModuleList([mixture]))
-    assert not Compute(model, lambda *_: torch.zeros(()), torch.device("cpu"), None).can_save_memory
+    assert not Checkpointing(model).possible

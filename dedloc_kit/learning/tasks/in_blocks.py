@@ -15,7 +15,8 @@ from dedloc_kit.learning.data.sources.blocks import PLACES, Block, Blocks
 from dedloc_kit.learning.data.sources.losses import HOPELESS
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Batch, Checkable
-from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces, samples_in
+from dedloc_kit.learning.train.computing.card import samples_in
+from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces
 from dedloc_kit.run.config import RunConfig
 
 ORIGIN = "origin"

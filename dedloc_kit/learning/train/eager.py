@@ -26,7 +26,3 @@ class Eager:
         """The live state, `kept` of each parameter in the order of the groups; without what is never needed."""
         states = (self.state[param] for group in self.param_groups for param in group["params"])
         return [state[name] for state in states for name in self.kept if name in state]
-
-
-class EagerOptimizer(Eager, Optimizer):
-    """Parameters and their groups, without an update."""

@@ -76,7 +76,8 @@ class Computed(NamedTuple):
 
 
 class StageComputer:
-    """A stage and its model, in half precision where its device is fast at it. All but `step`, `sketch`, `session_of`,
+    """A stage and its model, in half precision where its device is fast at it. Each call is answered, so each waits for
+    the device. All but `step`, `sketch`, `session_of`,
     `check`, `samples` and `beside` is for the thread that trains, also to make it.
 
     What is not finite is no fault of the driver, whose tensors were: the model may have diverged.
@@ -254,7 +255,8 @@ class StageComputer:
 
     def _clear(self) -> None:
         for parameter in self._model.parameters():
-            parameter.grad = None
+            if parameter.grad is not None:  # which is part of a vector
+                parameter.grad.zero_()
 
     def _may_add(self, given: Given) -> None:
         if self._gradients.closed:

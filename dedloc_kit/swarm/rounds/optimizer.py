@@ -18,17 +18,17 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.computing.device import describe_devices
-from dedloc_kit.learning.train.computing.devices import Computed
 from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.no_state import NoState
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Decay, Instructions, Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.run.config import MAX_BATCHES
-from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -78,7 +78,7 @@ class Caller:
 
 
 class CollaborativeOptimizer:
-    """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
+    """One peer's part in the run. A volunteer calls `count` with what it has computed, then `boundary`.
 
     :param replicas: the model that this volunteer trains, on each of its devices; none for a follower, which
         contributes no samples but takes every step: how the coordinator holds the state
@@ -268,12 +268,11 @@ class CollaborativeOptimizer:
         """Everyone's samples toward the next global step, as far as known."""
         return self._rounds.swarm_samples()
 
-    def accumulate(self, computed: Sequence[Computed]) -> list[Computed]:
-        """Take the gradients of microbatches from their replicas; returns those that are not finite and left out."""
+    def count(self, computed: Sequence[Computed]) -> list[Computed]:
+        """Hear what became of microbatches, whose replicas have added them up; returns those that are not finite."""
         taken, left_out = list[int](), list[Computed]()
         for each in computed:
-            step = self._replicas[each.replica].step
-            if self._accumulator.add(each.loss, each.samples, step, each.replica, line_of(each.batch, step)):
+            if each.finite:
                 taken.append(each.samples)
                 self._skipped = 0
             else:

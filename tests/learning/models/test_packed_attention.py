@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dedloc_kit.learning.models.families import DECODERS, ENCODERS, Family
 from dedloc_kit.learning.models.packed_attention import NAME, as_mask, document_bounds, document_masks, has_kernel
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card
+from dedloc_kit.learning.train.flat_model import FlatModel
 from tests.learning.models.test_families import FEW_HEADS, LAYERS, NAMED, SMALL, VOCABULARY, built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,7 +109,7 @@ def test_blocks_that_are_computed_again_see_the_same_documents() -> None:
     model = built(DECODERS, "gemma3", {**WINDOW, **LAYERS}).train()
     bounds = as_mask(model.base_model.config, document_bounds(POSITIONS))
 
-    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    def loss(model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         at = batch["position_ids"]
         base = model.base_model
         by_bounds = base(input_ids=batch["input_ids"], position_ids=at, attention_mask=bounds, use_cache=False)[0]
@@ -116,14 +117,14 @@ def test_blocks_that_are_computed_again_see_the_same_documents() -> None:
         total: Tensor = (by_bounds.square() + by_masks).mean()
         return total
 
-    compute = Compute(model, loss, torch.device("cpu"), None)
+    card = Card(FlatModel(model, torch.device("cpu")), loss)
     batch = {"input_ids": ids(), "position_ids": POSITIONS}
     found = []
     for _ in range(2):
-        compute.gradients(batch)
-        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-        if compute.can_save_memory:
-            compute.save_memory()
+        card.measure(batch)
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        if card.checkpointing.possible:
+            card.checkpointing.begin()
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
 

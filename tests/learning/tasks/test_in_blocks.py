@@ -15,7 +15,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources import blocks
 from dedloc_kit.learning.task import Batch, Checkable, create_task, why_unchecked
 from dedloc_kit.learning.tasks.in_blocks import ORIGIN, InBlocks, Origin, origin_of
-from dedloc_kit.learning.train.computing.microbatch import pieces, samples_in
+from dedloc_kit.learning.train.computing.card import samples_in
+from dedloc_kit.learning.train.computing.microbatch import pieces
 from dedloc_kit.run.config import RunConfig
 from tests import tiny
 from tests.learning.tasks import swav_run, text_to_image_run

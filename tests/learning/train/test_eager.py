@@ -6,15 +6,17 @@ import pytest
 CODE = """
 import sys
 import torch
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.lars import Lars
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 import dedloc_kit.roles.volunteer
 
 model = torch.nn.Linear(2, 1)
-compute = Compute(model, lambda model, batch: model(batch["x"]).mean(), torch.device("cpu"), None)
-compute.gradients({"x": torch.ones(3, 2)})
+card = Card(FlatModel(model, torch.device("cpu")), lambda model, batch, step: model(batch["x"]).mean())
+card.submit({"x": torch.ones(3, 2)})
+card.results()
 for optimizer in (Lamb(model.parameters(), lr=0.1), Lars(model.parameters(), lr=0.1)):
     optimizer.step()
     optimizer.zero_grad()

@@ -9,8 +9,10 @@ import torch
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state import checkpoint
-from dedloc_kit.learning.train.state.state import RATE, REWOUND, Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
 from dedloc_kit.records.steps import Receipt
+from tests.learning.train.by_hand import give
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000})
@@ -87,7 +89,7 @@ def test_what_is_no_state_of_this_model_is_refused_and_nothing_changes(
 def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_takes_over_the_others() -> None:
     state = fresh()
     replica = Replica(state, torch.device("cpu"))
-    gradients = Gradients([list(replica.model.parameters())], state.layout)
+    gradients = Gradients([replica])
     dropped = list[int]()
 
     def refresh() -> None:
@@ -96,11 +98,11 @@ def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_
     tensors, info = state.copy()
     train(state, 1)
     refresh()
-    assert gradients.add(1.0, 4, replica.step)
+    assert give(replica, samples=4, step=replica.step)
     state.go_back(tensors, info, receipt(2), 1.0)
     refresh()
     assert (dropped, gradients.tally.samples, replica.step) == ([4], 0, 2)
-    assert gradients.add(1.0, 4, replica.step)
+    assert give(replica, samples=4, step=replica.step)
     train(state, 1)
     refresh()
     assert (dropped, gradients.tally.samples) == ([4], 4), "the usual step leaves what is under way alone"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.mixtures import Mixtures
-from dedloc_kit.learning.train.computing import devices
-from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.optimizer import OptimizerConfig
@@ -89,7 +89,7 @@ class Volunteer:
         self.lock = threading.Lock()  # it computes one thing at a time
         self._state, self._answers = world.state, Counter[str]()
         self._replica = Replica(world.state, torch.device("cpu"))
-        self._gradients = Gradients([list(self._replica.model.parameters())], world.state.layout)
+        self._gradients = Gradients([self._replica])
         self._flat = torch.zeros(world.state.layout.size)
         feedbacks = Feedback(world.state.layout.size), Feedback(world.state.layout.size)
         self._coding = Coding(codec_of(world.run.averaging.compression), *feedbacks)
@@ -101,20 +101,16 @@ class Volunteer:
         task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)
         mixtures = Mixtures(world.run, task, None, lambda: False)
         batches = world.stack.enter_context(mixtures.batches(kind.microbatch, seed, pytest.fail, ahead=2))
-        world.half = kind.half
-        caller = Caller(self._refresh, self._gradients.leave_out)
-        self._devices = Devices([self._replica], [task.loss], batches, caller, in_step=False, prepare=task.prepare)
-        world.stack.callback(self._devices.close)
-        self._recomputer = Recomputer(world.run, None, world.parameters, self._devices.recompute)
+        caller = Caller(self._refresh, self._gradients.leave_out, line_of)
+        options: Any = {"in_step": False, "prepare": task.prepare, "half": lambda _: kind.half}
+        self._cards = Cards([self._replica], [task.loss], batches, caller, **options)
+        world.stack.callback(self._cards.close)
+        self._recomputer = Recomputer(world.run, None, world.parameters, self._cards.recompute)
 
     def compute(self, microbatches: int) -> None:
         torch.set_num_threads(self.kind.threads)
         for _ in range(microbatches):
-            for each in self._devices.compute():
-                step = self._replica.step
-                assert (
-                    self._gradients.add(each.loss, each.samples, step, work=line_of(each.batch, step)) or each.rescaled
-                )
+            assert all(each.finite or each.rescaled for each in self._cards.compute())
 
     def pledge(self, step: int, group: str, plan: Plan) -> tuple[Pledged, Tensor]:
         """What it brings to a round, and that as reducers decode it."""
@@ -174,7 +170,6 @@ class World:
 
     def __init__(self, run: RunConfig, folder: Path, kinds: Mapping[str, Kind], stack: ExitStack) -> None:
         self.run, self.folder, self.stack = run, folder, stack
-        self.half: torch.dtype | None = None
         task = create_task(run)
         self.state = TrainingState(
             task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.01)), run
@@ -182,10 +177,8 @@ class World:
         self.parameters = KeptParameters(self.state, folder / "parameters", MAX_STALENESS + 4)
         self.parameters.keep()
         self.state.listen(self.parameters.keep)
-        self._own, self._lock = (
-            Recomputer(run, None, self.parameters, on_cpu(self.state, task.loss, task.prepare)),
-            threading.Lock(),
-        )
+        own = on_cpu(self.state, task.loss, task.prepare)
+        self._own, self._lock = Recomputer(run, None, self.parameters, own), threading.Lock()
         self.convicted = defaultdict[str, list[str]](list)
         self.auditor = Auditor(
             run.trust, Probation(3, claimed), nothing_lost(self.state.layout.size), self, self._convict, Random(5)
@@ -272,7 +265,7 @@ class World:
 
 
 @pytest.fixture
-def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+def world_of(tmp_path: Path) -> Iterator[Callable[..., World]]:
     write_text(tmp_path)
     threads = torch.get_num_threads()
     with ExitStack() as stack:
@@ -285,9 +278,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
                 "averaging": run.averaging.model_copy(update={"compression": compression}),
                 "optimizer": OptimizerConfig(learning_rate=0.01, warmup_steps=1, total_steps=1000),
             }
-            world = World(run.model_copy(update=update), tmp_path, kinds, stack)
-            monkeypatch.setattr(devices, "half_precision", lambda _: world.half)
-            return world
+            return World(run.model_copy(update=update), tmp_path, kinds, stack)
 
         yield made
     torch.set_num_threads(threads)

@@ -233,7 +233,7 @@ def test_whoever_computes_wrongly_twice_fails_and_nobody_else(run: RunConfig, tm
     newcomer, knows, stop = Newcomer(run, tmp_path, "newcomer"), Knows(run, tmp_path, "organizer"), threading.Event()
     with hosts() as (there, here), newcomer.at_work(2):
         knows.serve(there)
-        ((_, again),) = newcomer.devices.each()
+        ((_, again),) = newcomer.cards.each()
         faults = iter([BROKEN["nothing"]])
         passing, asked = breaking(again, lambda part: next(faults, lambda same: same)(part))
         computing = [
@@ -262,7 +262,7 @@ def test_where_the_coordinator_cannot_say_a_newcomer_goes_on(
 ) -> None:
     newcomer, knows, stop = Newcomer(run, tmp_path, "newcomer"), Knows(run, tmp_path, "organizer"), threading.Event()
     with hosts() as (_, silent), hosts() as (there, here), newcomer.at_work(2):
-        broken, asked = breaking(newcomer.devices.each()[0][1], BROKEN["another sign"])
+        broken, asked = breaking(newcomer.cards.each()[0][1], BROKEN["another sign"])
         trial, computing = newcomer.trial(silent), [("broken", broken)]
         with monkeypatch.context() as patched:
             patched.setattr(known_answer, "KNOWN_SECONDS", 0.5)

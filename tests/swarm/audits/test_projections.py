@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.task import Batch, create_task
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
@@ -62,17 +63,13 @@ class Peer:
         self.parameters = [each for group in groups for each in group["params"]]
         self.layout = FlatLayout.of(self.parameters)
         self.chunks = list(self.layout.pieces(0, self.layout.size, CHUNK))
-        self._compute = Compute(
-            self.model,
-            lambda model, batch: self.task.loss(model, batch, 0),
-            torch.device("cpu"),
-            self.half,
-            self.task.prepare,
+        self._card = Card(
+            FlatModel(self.model, torch.device("cpu")), self.task.loss, self.half, prepare=self.task.prepare
         )
 
     def gradient(self, batch: Batch) -> Tensor:
         torch.set_num_threads(self.threads)
-        assert self._compute.gradients(batch) is not None
+        assert self._card.measure(batch) is not None
         flat = torch.zeros(self.layout.size)
         for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):
             view.copy_(parameter.grad)

@@ -16,13 +16,13 @@ from dedloc_kit.learning.data.sources.blocks import Blocks, Unread
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.in_blocks import DECAY
 from dedloc_kit.learning.tasks.mixtures import Mixtures
-from dedloc_kit.learning.train.computing import devices
-from dedloc_kit.learning.train.computing.devices import Caller, Devices
+from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -63,9 +63,9 @@ class Line(NamedTuple):
 class Volunteer:
     """One with data of its own; its global steps are any that lead to other parameters."""
 
-    def __init__(self, run: RunConfig, folder: Path, peer: str) -> None:
+    def __init__(self, run: RunConfig, folder: Path, peer: str, half: torch.dtype | None = None) -> None:
         task = create_task(run)
-        self.run, self.loss, self.prepare = run, task.loss, task.prepare
+        self.run, self.loss, self.prepare, self.half = run, task.loss, task.prepare, half
         self.state = TrainingState(
             task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.01)), run
         )
@@ -73,7 +73,7 @@ class Volunteer:
         self.parameters.keep()
         self.state.listen(self.parameters.keep)
         self.replica = Replica(self.state, torch.device("cpu"))
-        self.gradients = Gradients([list(self.replica.model.parameters())], self.state.layout)
+        self.gradients = Gradients([self.replica])
         self.falls = False
         self._mixtures = Mixtures(run, task, None, lambda: self.falls)
         self._seed = seed_of(run.run_id, peer, SESSION)
@@ -81,22 +81,20 @@ class Volunteer:
     @contextmanager
     def at_work(self, microbatch: int) -> Iterator[None]:
         with self._mixtures.batches(microbatch, self._seed, pytest.fail, ahead=2) as batches:
-            caller = Caller(self._refresh, self.gradients.leave_out)
-            self.devices = Devices([self.replica], [self.loss], batches, caller, in_step=False, prepare=self.prepare)
+            caller = Caller(self._refresh, self.gradients.leave_out, line_of)
+            options: Any = {"in_step": False, "prepare": self.prepare, "half": lambda _: self.half}
+            self.cards = Cards([self.replica], [self.loss], batches, caller, **options)
             yield
-            self.devices.close()
+            self.cards.close()
 
     def compute(self) -> Line:
-        (computed,) = self.devices.compute()
-        found = self.gradients_now()
-        work = line_of(computed.batch, self.replica.step)
-        assert self.gradients.add(computed.loss, computed.samples, self.replica.step, work=work)
-        return Line(work, found)
-
-    def gradients_now(self) -> Tensor:
-        parameters = self.replica.model.parameters()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return self.state.layout.part(gradients, 0, self.state.layout.size)
+        (computed,) = self.cards.compute()
+        assert computed.finite
+        mean = torch.zeros(self.state.layout.size)
+        self.gradients.load_outgoing(mean)
+        (work,) = self.gradients.tally.work
+        self.gradients.count_outgoing()
+        return Line(work, mean)
 
     def step(self) -> None:
         """The same for all, and far."""
@@ -106,7 +104,7 @@ class Volunteer:
         self.state.apply(average, Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, signed=()))
 
     def recomputer(self) -> Recomputer:
-        return Recomputer(self.run, None, self.parameters, self.devices.recompute)
+        return Recomputer(self.run, None, self.parameters, self.cards.recompute)
 
     def held(self) -> list[Tensor]:
         return [each.detach().clone() for each in (*self.replica.model.parameters(), *self.replica.model.buffers())]
@@ -148,24 +146,22 @@ def test_what_a_volunteer_has_computed_another_one_and_the_coordinator_find_agai
         assert checker.replica.step == 2
         assert len({*found.norms}) == 4
     task = create_task(run)
-    again = on_cpu(checker.state, task.loss, task.prepare)
-    coordinator = Recomputer(run, None, checker.parameters, again)
+    coordinator = Recomputer(run, None, checker.parameters, on_cpu(checker.state, task.loss, task.prepare))
     assert coordinator.answer(question(b"".join(line.work for line in lines))) == found
     other = coordinator.answer(question(lines[0].work, author="QmOther"))
     assert other.projections != found.projections[:1], "another's data are others"
 
 
 def test_a_gradient_in_bfloat16_is_within_the_tolerance_of_one_in_float32_and_another_is_not(
-    run_of: Callable[[str], RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_of: Callable[[str], RunConfig], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "half_precision", lambda _: torch.bfloat16)
     run = run_of("albert")
-    author = Volunteer(run, tmp_path, AUTHOR)
+    author = Volunteer(run, tmp_path, AUTHOR, torch.bfloat16)
     with author.at_work(8):
         lines = [author.compute(), author.compute()]
         samples = [Work.read(line.work).samples for line in lines]
         claimed = np.average([projected(line) for line in lines], axis=0, weights=samples)
-        for again in (author.devices.recompute, on_cpu(author.state, author.loss, author.prepare)):
+        for again in (author.cards.recompute, on_cpu(author.state, author.loss, author.prepare)):
             found = Recomputer(run, None, author.parameters, again).answer(
                 question(b"".join(line.work for line in lines))
             )
@@ -175,7 +171,7 @@ def test_a_gradient_in_bfloat16_is_within_the_tolerance_of_one_in_float32_and_an
             ]
             off = difference(claimed, work)
             assert off < TOLERANCE
-            assert (off > 0) is (again != author.devices.recompute)
+            assert (off > 0) is (again != author.cards.recompute)
             assert difference(-claimed, work) > 1
 
 
@@ -241,7 +237,7 @@ def test_each_device_can_be_tried_before_its_first_microbatch(
         line = author.compute()
         recomputer = newcomer.recomputer()
         assert recomputer.answer(question(line.work)) == Found(), "it has not seen yet how much the device takes"
-        ((name, again),) = newcomer.devices.each()
+        ((name, again),) = newcomer.cards.each()
         assert "(cpu)" in name
         recomputer.prepare(question(line.work))
         recomputer.prepare(question(b"nonsense"))

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -94,7 +95,7 @@ class Peer:
         run, self._nine, self.microbatch, self.peer = nine.run, nine, microbatch, signer.peer
         state = self.state = TrainingState(nine.task.build_model(), partial(optimizer_of, run, nine.task), run)
         self._replica = Replica(state, torch.device("cpu"))
-        parameters = list(self._replica.model.parameters())
+        self._card = Card(self._replica, nine.task.loss, prepare=nine.task.prepare)
         believed = belief(signer.peer, nine.organizer)
         self.view = View(nine.dht)
         dht: Any = self.view
@@ -105,7 +106,7 @@ class Peer:
         self.optimizer = CollaborativeOptimizer(
             state,
             [self._replica],
-            Gradients([parameters], state.layout),
+            Gradients([self._replica]),
             Exchange(Averager(vector, host), Transfers(host, run.run_id), grouping, host),
             self.tracker,
             signer,
@@ -153,10 +154,9 @@ class Peer:
         """Compute a microbatch if that is of use, and do what is due."""
         if not self.optimizer.ahead:
             batch, step = next(self._batches), self._replica.step
-            self._replica.model.zero_grad()
-            self._nine.task.loss(self._replica.model, self._nine.task.prepare(batch), step).backward()
+            assert self._card.submit(batch)
             self.computed[step].append(batch)
-            self.optimizer.accumulate([Computed(0, self.microbatch, 1.0, rescaled=False, batch=batch)])
+            self.optimizer.count(self._card.results())
         self.optimizer.boundary()
         self.optimizer.refresh(0)
 

@@ -6,13 +6,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
+from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import DISTRUSTED_STEPS, QUIET_SECONDS, Batch
 from dedloc_kit.swarm.trust.weight import Counting
+from tests.learning.train.by_hand import give, model_of
 from tests.swarm.harness import progress
 from tests.tiny import tiny_run
 
@@ -30,9 +31,8 @@ class Peer:
     """One of two that fill batches of 20 samples, in microbatches of one second."""
 
     def __init__(self, **averaging: Any) -> None:
-        self.parameter = torch.nn.Parameter(torch.zeros(1))
-        layout = FlatLayout.of([self.parameter])
-        self.gradients, self.vector = Gradients([[self.parameter]], layout), SharedVector(layout)
+        self.replica = model_of(torch.nn.Parameter(torch.zeros(1)))
+        self.gradients, self.vector = Gradients([self.replica]), SharedVector(self.replica.layout)
         self.others: dict[str, Progress] = {}
         self.tracker = SimpleNamespace(
             mine=progress(step=0, samples_per_second=RATE),
@@ -45,8 +45,7 @@ class Peer:
         self.batch = Batch(cast(Any, self.state), self.gradients, self.vector, cast(Any, self.tracker), Counting())
 
     def compute(self, samples: int, gradient: float = 0.0) -> None:
-        self.parameter.grad = torch.tensor([gradient])
-        self.gradients.add(1.0, samples, 0)
+        give(self.replica, gradient, samples)
 
     def hear(self, samples: int, ago: float = 0.0, **more: Any) -> None:
         """The other one had so many samples, so many seconds ago."""

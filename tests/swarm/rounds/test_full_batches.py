@@ -9,12 +9,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
+from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.trust.weight import Counting
+from tests.learning.train.by_hand import give, model_of
 from tests.swarm.harness import progress
 from tests.tiny import tiny_run
 
@@ -34,11 +35,10 @@ class Peer:
 
     def __init__(self, swarm: "Swarm", name: str, seconds: float) -> None:
         self.swarm, self.name, self.seconds = swarm, name, seconds
-        self.parameter = torch.nn.Parameter(torch.zeros(1))
-        layout = FlatLayout.of([self.parameter])
-        self.gradients = Gradients([[self.parameter]], layout)
+        self.replica = model_of(torch.nn.Parameter(torch.zeros(1)))
+        self.gradients, vector = Gradients([self.replica]), SharedVector(self.replica.layout)
         self.state = SimpleNamespace(run=swarm.run, step=0, rewound=0, receipts=())
-        self.batch = Batch(cast(Any, self.state), self.gradients, SharedVector(layout), cast(Any, self), Counting())
+        self.batch = Batch(cast(Any, self.state), self.gradients, vector, cast(Any, self), Counting())
         self.begun = False
         self.computed = 0.0  # when the last microbatch was done
         self.ready: float | None = swarm.now + seconds * swarm.chance.random()  # none: it waits
@@ -60,8 +60,7 @@ class Peer:
         if self.ready is None:
             self.ready = None if self.batch.ahead else now + self._takes()
         while self.ready is not None and self.ready <= now:
-            self.parameter.grad = torch.zeros(1)
-            self.gradients.add(1.0, MICROBATCH, self.state.step)
+            give(self.replica, samples=MICROBATCH, step=self.state.step)
             self.computed = self.ready
             self.ready = None if self.batch.ahead else self.ready + self._takes()
 

@@ -12,15 +12,17 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.tasks.in_blocks import ORIGIN
-from dedloc_kit.learning.train.computing.devices import Computed
+from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.lamb import Lamb
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut, Receipt
+from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
@@ -35,6 +37,7 @@ from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.trust.pledge import Work
 from tests.identities import an_identity
+from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -90,13 +93,13 @@ class Volunteer:
         dht = cast(Any, PlainDHT())
         dht.is_alive, dht.run_coroutine = lambda: True, lambda *_, **__: None
         state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        replica = Replica(state, torch.device("cpu"))
+        self._replica = replica = Replica(state, torch.device("cpu"))
         self._parameters = list(replica.model.parameters())
-        self.gradients: Gradients | LocalSteps = Gradients([self._parameters], state.layout)
+        self.gradients: Gradients | LocalSteps = Gradients([replica])
         if run.averaging.mode == "local-steps":
             local = Lamb(self._parameters, lr=0.1)
             self.gradients = LocalSteps(
-                [replica], state, local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
+                [replica], local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
             )
         self.averager = Averager(SharedVector(state.layout))
         me, self.organizer = (Signer(an_identity(folder / name)) for name in ("me", "organizer"))
@@ -144,9 +147,9 @@ class Volunteer:
 
     def take(self, gradient: float) -> None:
         """The same, before the device looks what is due."""
-        for parameter in self._parameters:
-            parameter.grad = torch.full_like(parameter, gradient)
-        self.optimizer.accumulate([Computed(0, MICROBATCH, 1.0, rescaled=False, batch=self.batch)])
+        step = self._replica.step
+        give(self._replica, gradient, MICROBATCH, step=step, work=line_of(self.batch, step))
+        self.optimizer.count([Computed(0, MICROBATCH, 1.0)])
 
     def compute_until_ahead(self, gradient: float = 0.0) -> None:
         self.optimizer.boundary()  # what the background is quicker with than the device

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import RowSummary
 from dedloc_kit.records.steps import Absence, AbsentRow, Contribution, LeftOut
@@ -27,6 +29,7 @@ from dedloc_kit.swarm.network.identity import Signer, opened
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from tests.identities import an_identity
+from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, a_signer, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
 
@@ -84,7 +87,8 @@ class Peer:
         self.dht, self.run_id = cast(Any, PlainDHT()), run.run_id
         self.dht.run_coroutine = lambda *_, **__: None
         self.state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        self.gradients = Gradients([self.state.parameters], self.state.layout)
+        self.replica = Replica(self.state, torch.device("cpu"))
+        self.gradients = Gradients([self.replica])
         self.asked, self.begun = list[GroupRequest](), list[object]()
         averager: Any = SimpleNamespace(
             vector=SharedVector(self.state.layout),
@@ -178,7 +182,7 @@ class Peer:
 
 def test_a_batch_is_what_this_row_has_and_what_is_said_of_the_others(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 9, 0)
+    give(me.replica, samples=9)
     for row, samples in ((0, 20), (1, 30), (2, 20)):
         me.hear(row, samples)
     assert me.rounds.swarm_samples() == 79
@@ -197,7 +201,7 @@ def test_a_batch_is_what_this_row_has_and_what_is_said_of_the_others(tmp_path: P
 
 def test_a_group_begins_when_the_rows_that_have_come_fill_the_batch(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     for row, samples in ((0, 20), (1, 30), (2, 30), (3, 30)):
         me.hear(row, samples)
     me.gather()
@@ -291,7 +295,7 @@ def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is
 
 def test_who_speaks_for_a_row_that_brings_less_is_believed_the_less_the_more_often(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 40, 0)
+    give(me.replica, samples=40)
     liars = me.peers(1)[:3]
     for again in range(4):
         me.hear(0, 20)
@@ -314,7 +318,7 @@ def test_who_speaks_for_a_row_that_brings_less_is_believed_the_less_the_more_oft
 
 def test_a_row_whose_members_died_is_counted_again_as_soon_as_it_speaks(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 40, 0)
+    give(me.replica, samples=40)
     for _ in range(5):
         me.hear(0, 20)
         me.hear(1, 40)
@@ -330,7 +334,7 @@ def test_a_row_whose_members_died_is_counted_again_as_soon_as_it_speaks(tmp_path
 
 def test_a_row_that_does_not_come_is_not_waited_for_until_somebody_speaks_for_it_again(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 60, 0)
+    give(me.replica, samples=60)
     for row in (0, 1, 2):
         me.hear(row, 20)
     me.gather()
@@ -348,7 +352,7 @@ def test_a_row_that_gets_to_the_state_of_the_others_while_a_group_is_looked_for_
     tmp_path: Path,
 ) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 60, 0)
+    give(me.replica, samples=60)
     for row in (0, 1):
         me.hear(row, 20)
     me.gather()
@@ -363,7 +367,7 @@ def test_a_row_that_gets_to_the_state_of_the_others_while_a_group_is_looked_for_
 def test_one_that_nobody_in_its_row_can_lead_asks_those_of_the_next_row(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.rounds._profile = SimpleNamespace(follower=False, client_mode=True)  # type: ignore[assignment]
-    me.gradients.add(1.0, 60, 0)
+    give(me.replica, samples=60)
     for row in (2, 3):
         me.hear(row, 20)
     assert set(me.gather().leaders) == set(me.peers(2)[:3])
@@ -375,7 +379,7 @@ def test_of_rows_that_failed_is_told_how_many_they_were_and_of_others_who_gave_t
     me = Peer(tmp_path)
     follower, stranger = me.peers(1)[3], me.peers(3)[3]
     me.rounds.stepped({peer: 5 for peer in me.peers(0, 1, 2, 3) if peer != stranger} | {follower: 0})
-    me.gradients.add(1.0, 40, 0)
+    give(me.replica, samples=40)
     for row in (0, 1, 2, 3):
         me.hear(row, 20)
     me.gather()
@@ -396,7 +400,7 @@ def test_a_row_that_has_left_is_not_told_of(tmp_path: Path, row: int) -> None:
     me = Peer(tmp_path)
     me.follow_all()
     me.rounds.stepped(dict.fromkeys(me.peers(0, 1, 2), 5))
-    me.gradients.add(1.0, 80, 0)
+    give(me.replica, samples=80)
     for there in {0, 1, 2} - {row}:
         me.hear(there, 20)
     me.tell(me.others[row], None)
@@ -416,7 +420,7 @@ def test_one_that_follows_all_tells_who_of_another_row_did_not_come_though_it_ga
     me.follow_all()
     late, newcomer = me.peers(2)[2:]
     me.rounds.stepped(dict.fromkeys(me.peers(0, 2), 5) | {newcomer: 0})
-    me.gradients.add(1.0, 80, 0)
+    give(me.replica, samples=80)
     for row in (0, 2):
         me.hear(row, 20)
     me.tell(me.others[2], 5)

@@ -14,6 +14,7 @@ from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.lamb import Lamb
+from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.steps import MAX_LOSS, Absence, LeftOut, Receipt
@@ -31,6 +32,7 @@ from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
+from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -79,7 +81,8 @@ class Peer:
         self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
+        self.replica = Replica(state, torch.device("cpu"))
+        self.gradients, self.averager = Gradients([self.replica]), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(an_identity(folder / name)) for name in ("me", "other"))
         believed = belief(me.peer, self.other.peer if led else "organizer")
@@ -106,7 +109,7 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
 ) -> None:
     me = Peer(tmp_path)
     me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
-    me.gradients.add(1.0, 4, 0)
+    give(me.replica, samples=4)
     me.rounds.gather_if_due(samples_per_second=100.0)
     assert me.rounds.under_way
     me.rounds.advance()
@@ -116,7 +119,7 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
         me.hear(None, time=get_dht_time())
     else:
         wait_until(lambda: not me.tracker.others(), "its record does not lapse")
-    me.gradients.add(1.0, 6, 0)
+    give(me.replica, samples=6)
     me.rounds.advance()
     assert me.averager.asked == [asked]
 
@@ -125,7 +128,7 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
     me = Peer(tmp_path)
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.rounds.advance()
     assert me.averager.asked == []
@@ -139,7 +142,7 @@ def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: 
     me, newcomer = Peer(tmp_path), Signer(an_identity(tmp_path / "newcomer"))
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time())
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.hear(0, time=get_dht_time(), who=newcomer)
     me.rounds.advance()
@@ -161,7 +164,7 @@ def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
     assert 200.0 < me.averager.open_for <= 250.0, "the other five take 2.5 seconds"
     me.rounds.advance()
     assert me.averager.asked == []
-    me.gradients.add(1.0, 5, 0)
+    give(me.replica, samples=5)
     me.rounds.advance()
     me.rounds.advance()
     assert me.averager.asked == ["look for 1, open for 0"]
@@ -169,7 +172,7 @@ def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 2, 0)
+    give(me.replica, samples=2)
     me.hear(0, time=get_dht_time(), samples_per_second=2.0)
     assert me.rounds.gather_if_due(samples_per_second=0.1) is None
     assert not me.rounds.under_way, "eight samples are missing"
@@ -185,7 +188,7 @@ def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_
 
 def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.gradients.add(1.0, 4, 0)
+    give(me.replica, samples=4)
     me.hear(5, time=get_dht_time())
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.hear(9, time=get_dht_time(), step=1)
@@ -200,14 +203,14 @@ def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: 
 def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins: bool) -> None:
     """Else all would go to one round after the other that is then refused."""
     me, liar = Peer(tmp_path, weigh=weigh), Signer(an_identity(tmp_path / "liar"))
-    me.gradients.add(1.0, 1, 0)
+    give(me.replica, samples=1)
     me.hear(1, time=get_dht_time())
     me.hear(600, time=get_dht_time(), who=liar)
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.rounds.advance()
     assert (me.averager.asked == ["begin"]) == me.rounds.batch.fixed == begins
     assert me.rounds.swarm_samples() == (602 if begins else 3)
-    me.gradients.add(1.0, 3, 0)
+    give(me.replica, samples=3)
     me.hear(2, time=get_dht_time())
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
@@ -229,7 +232,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
     me.rounds.stepped({me.other.peer: 5} if took_part else {})
     me.hear(0, time=get_dht_time())
-    me.gradients.add(1.0, 10, 1)
+    give(me.replica, samples=10, step=1)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
     assert me.rounds.under_way == took_part
 
@@ -237,7 +240,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
 @pytest.mark.parametrize("checks", ["off", "on"])
 def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path, checks: str) -> None:
     me = Peer(tmp_path, checks=checks)
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
     me.tracker.refresh()
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
@@ -254,7 +257,7 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
         monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     now += 60.0  # asleep; meanwhile all that was known of the other one has lapsed
     assert not me.tracker.others()
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None
@@ -274,7 +277,7 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
         monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     began = now
     while (complete := me.rounds.gather_if_due(samples_per_second=1.0)) is None and now < began + 10 * TIME_TO_LIVE:
         me.rounds.call_off()
@@ -289,7 +292,7 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     tmp_path: Path, warned: list[str], overlap: bool, oldest: int
 ) -> None:
     me = Peer(tmp_path, overlap=overlap)
-    me.gradients.add(1.0, 7, 0)
+    give(me.replica, samples=7)
     me.state.step = oldest
     me.rounds.batch.drop_stale()
     assert (me.gradients.tally.samples, warned) == (7, [])
@@ -308,7 +311,7 @@ def test_who_is_too_slow_for_the_others_is_told_how_long_a_microbatch_may_take(
     me.state.receipts = tuple(a_receipt(step).model_copy(update={"time": now + 5.0 * step}) for step in (5, 6, 7))
     told = progress(run_id=me.run.run_id, step=7, round="", samples=0, time=now, boundary_seconds=seconds)
     me.tracker.report(told, period=60.0)
-    me.gradients.add(1.0, 2, 0)
+    give(me.replica, samples=2)
     me.state.step = 7
     me.rounds.batch.drop_stale()
     (text,) = warned
@@ -321,11 +324,11 @@ def test_who_is_too_slow_for_the_others_is_told_how_long_a_microbatch_may_take(
 def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, warned: list[str]) -> None:
     me = Peer(tmp_path)
     me.tracker.refresh()
-    me.gradients.add(1.0, 4, 0)
+    give(me.replica, samples=4)
     me.rounds.batch.fix()
     me.rounds.batch.open()
     me.state.step = MAX_STALENESS + 1
-    me.gradients.add(1.0, 10, me.state.step)
+    give(me.replica, samples=10, step=me.state.step)
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
     assert [contribution.samples for contribution in complete.contributions.values()] == [10]
@@ -335,7 +338,7 @@ def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, wa
 def test_a_round_that_has_begun_is_not_called_off_for_until_it_ends_the_vector_is_the_averagers(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.hear(5, time=get_dht_time())
-    me.gradients.add(1.0, 5, 0)
+    give(me.replica, samples=5)
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.rounds.call_off()
     assert (me.averager.asked, me.rounds.under_way) == (["call off"], False)
@@ -376,7 +379,7 @@ def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
 ) -> None:
     me = Peer(tmp_path)
     me.tracker.refresh()
-    me.gradients.add(loss, 10, 0)
+    give(me.replica, samples=10, loss=loss)
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
     assert [given.loss for given in complete.contributions.values()] == [said]
@@ -386,7 +389,7 @@ def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: 
     me, said = Peer(tmp_path), []
     me.tracker.refresh()
     for step, samples in enumerate((10, 12)):
-        me.gradients.add(1.0, samples, step)
+        give(me.replica, samples=samples, step=step)
         complete = me.rounds.gather_if_due(samples_per_second=1.0)
         assert complete is not None
         (mine,) = complete.contributions.values()
@@ -413,7 +416,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
     me.averager.result = RoundResult("complete", "ab", absent={"QmStranger": "did not come", me.other.peer: why})
     me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     me.rounds.gather_if_due(samples_per_second=1.0)
     assert me.rounds.advance() is me.averager.result
     assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: why}) if told else None)
@@ -425,7 +428,7 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
         me.averager.result = RoundResult("complete", "ab")
         me.rounds.stepped({me.other.peer: 5} if known else {})
         me.hear(5, time=get_dht_time())
-        me.gradients.add(1.0, 10, 0)
+        give(me.replica, samples=10)
         me.rounds.gather_if_due(samples_per_second=1.0)
         assert me.rounds._group is not None
         me.rounds._group.members = frozenset({"QmOther"})  # type: ignore[misc]
@@ -443,7 +446,7 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
     ):
         me.averager.result = result
         me.hear(5, time=get_dht_time())
-        me.gradients.add(1.0, 10, 0)
+        give(me.replica, samples=10)
         me.rounds.gather_if_due(samples_per_second=1.0)
         me.rounds.advance()
         me.tracker.suspicion.trust([me.other.peer])
@@ -468,7 +471,7 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     me = Peer(tmp_path)
     lost = [Signer(an_identity(tmp_path / f"lost {number}")) for number in range(2)]
     me.rounds.stepped(dict.fromkeys([me.other.peer, *(s.peer for s in lost), me.tracker._signer.peer], 5))
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     me.hear(5, time=get_dht_time())
     me.rounds.gather_if_due(samples_per_second=100.0)
     assert not me.rounds.under_way, "two of four"
@@ -507,7 +510,7 @@ def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_
     me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 1.0)
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     wait_until(lambda: not me.tracker.others(), "its record does not lapse")
-    me.gradients.add(1.0, 10, 0)
+    give(me.replica, samples=10)
     taken = me.rounds.gather_if_due(samples_per_second=0.0)
     assert (taken is None) == first
 
@@ -521,7 +524,7 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
     failed, suspicion = me.other.peer, me.tracker.suspicion
     me.rounds.stepped(dict.fromkeys([failed, *(signer.peer for signer in more), me.tracker._signer.peer], 5))
     if mine:
-        me.gradients.add(1.0, mine, 0)
+        give(me.replica, samples=mine)
     me.hear(10, time=get_dht_time() - 1.0)
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     me.rounds.call_off()

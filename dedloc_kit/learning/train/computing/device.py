@@ -72,18 +72,15 @@ def pick_device(choice: Literal["auto", "cpu", "cuda"], fails: Fails = why_unusa
     return usable_devices([torch.device("cuda")], choice, fails)[0]
 
 
-def pick_devices(choice: str, *, double: bool = False) -> list[torch.device]:
+def pick_devices(choice: str) -> list[torch.device]:
     """The devices to train on, untried; UserError if one is asked for that is not there.
 
     :param choice: as `PeerConfig.devices`: `auto` takes all CUDA GPUs, else Apple's GPU, else the CPU; `cuda` all CUDA
         GPUs; else the names of devices, separated by commas
-    :param double: whether they must be able to compute in float64, as the optimizers of local steps do: Apple's GPU
-        cannot
     """
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     if choice == "auto":
-        apple = torch.backends.mps.is_available() and not double
-        return gpus or [torch.device("mps" if apple else "cpu")]
+        return gpus or [torch.device("mps" if torch.backends.mps.is_available() else "cpu")]
     if choice == "cuda" and gpus:
         return gpus
     devices = [torch.device(name) for name in choice.split(",")]
@@ -94,8 +91,6 @@ def pick_devices(choice: str, *, double: bool = False) -> list[torch.device]:
             raise UserError(f"there is no {device} here; choose the devices 'auto', or of cuda:0 to {gpus[-1]}")
         if device.type == "mps" and not torch.backends.mps.is_available():
             raise UserError("torch finds no Apple GPU here; choose the devices 'auto' or 'cpu'")
-        if device.type == "mps" and double:
-            raise UserError("Apple's GPU cannot take the local steps of this run; choose the devices 'auto' or 'cpu'")
     return devices
 
 

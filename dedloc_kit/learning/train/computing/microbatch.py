@@ -2,12 +2,13 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
-from dedloc_kit.learning.train.computing.compute import Batch, Compute
+from dedloc_kit.learning.train.computing.card import Batch, Card, samples_in
 from dedloc_kit.learning.train.computing.device import free_cached
 from dedloc_kit.run.config import RunConfig
 
@@ -36,35 +37,40 @@ def largest_microbatch(run: RunConfig, devices: int = 1) -> int:
     return max([most, *(size for size in powers if -run.peer_batch % (size * devices) <= run.peer_batch // 8)])
 
 
-def find_microbatch(compute: Compute, batch: Batch) -> int:
+Clock = Callable[[], float]
+
+
+def find_microbatch(card: Card, batch: Batch, clock: Clock = time.perf_counter) -> int:
     """The smallest power of two that is about as fast as any that takes a second at most and fits into the memory.
 
     Tried with the first samples of `batch`, the largest size that is wanted, in a few seconds. Parameters, buffers
     and random states stay as they are, gradients are cleared. Where one sample does not fit, or only few do and more
-    would be much faster, blocks are checkpointed; raises UserError if one does not fit even so.
+    would be much faster, blocks are checkpointed; raises UserError if one does not fit even so. It waits for the
+    device after each pass: a time without that would be the one of launching.
     """
-    with _untouched(compute), _memory_margin(compute.device):
-        rates, full = _rates(compute, batch, 1)
+    with _untouched(card), _memory_margin(card.device):
+        trial = partial(_rates, card, batch, clock)
+        rates, full = trial(1)
         if not rates:
-            compute.save_memory()
-            rates, _ = _rates(compute, batch, 1)
+            card.checkpointing.begin()
+            rates, _ = trial(1)
             if not rates:
-                compute.save_memory()  # says that there is nothing left to do
-        elif full and compute.can_save_memory:
-            compute.save_memory()
-            more, _ = _rates(compute, batch, 2 * max(rates))
+                card.checkpointing.begin()  # says that there is nothing left to do
+        elif full and card.checkpointing.possible:
+            card.checkpointing.begin()
+            more, _ = trial(2 * max(rates))
             if max(more.values(), default=0.0) > _MUCH_FASTER * max(rates.values()):
                 rates = more
             else:
-                compute.save_time()
+                card.checkpointing.end()
     return min(size for size, rate in rates.items() if rate >= _NEARLY_BEST * max(rates.values()))
 
 
-def _rates(compute: Compute, batch: Batch, size: int) -> tuple[dict[int, float], bool]:
+def _rates(card: Card, batch: Batch, clock: Clock, size: int) -> tuple[dict[int, float], bool]:
     """Samples a second by microbatch, from `size` on, and whether it was the memory that ended the trial."""
     rates: dict[int, float] = {}
     while size <= samples_in(batch):
-        seconds = _seconds(compute, next(pieces(batch, size)))
+        seconds = _seconds(card, next(pieces(batch, size)), clock)
         if seconds is None:
             return rates, True
         if rates and seconds > MAX_SECONDS:
@@ -96,34 +102,29 @@ class Microbatches:
         self._waiting = deque(piece for each in (batch, *self._waiting) for piece in pieces(each, most))
 
 
-def samples_in(batch: Batch) -> int:
-    """How many samples a batch holds."""
-    return len(next(iter(batch.values())))
-
-
 def pieces(batch: Batch, size: int) -> Iterator[Batch]:
     """The batch in parts of `size` samples; the last one may be smaller."""
     for start in range(0, samples_in(batch), size):
         yield {name: values[start : start + size] for name, values in batch.items()}
 
 
-def _seconds(compute: Compute, batch: Batch) -> float | None:
+def _seconds(card: Card, batch: Batch, clock: Clock) -> float | None:
     """The shortest time that a forward and backward pass takes; none if the memory does not hold it."""
     taken: list[float] = []
     while (len(taken) < _TRIAL_RUNS or sum(taken) < _TRIAL_SECONDS) and sum(taken) < _SLOW_SECONDS:
-        begin = time.perf_counter()
-        if compute.gradients(batch) is None:
+        begin = clock()
+        if card.measure(batch) is None:
             return None
-        taken.append(time.perf_counter() - begin)
+        taken.append(clock() - begin)
     return min(taken)
 
 
 @contextmanager
-def _untouched(compute: Compute) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for buffer in compute.model.buffers()]
-    with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
+def _untouched(card: Card) -> Iterator[None]:
+    buffers = [(buffer, buffer.clone()) for buffer in card.model.buffers()]
+    with torch.random.fork_rng(devices=[card.device] if card.device.type == "cuda" else []):
         yield
-    compute.clear()
+    card.clear()
     for buffer, before in buffers:
         buffer.copy_(before)
 

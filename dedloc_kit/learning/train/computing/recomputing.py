@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dedloc_kit.learning.train.computing.compute import Batch, Compute, as_it_is
-from dedloc_kit.learning.train.flat import FlatLayout
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.computing.card import Batch, Card, Loss, Prepare
+from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.learning.train.optim.layerwise import blockwise_norm
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 
 _TRIALS = 2
 """A gradient that overflows because of float16 does not do so twice."""
@@ -43,39 +45,32 @@ Again = Callable[[Wanted], Part | None]
 """Computes it; None if it does not fit into the memory, or is not finite."""
 
 
-def recompute(replica: Replica, compute: Compute, wanted: Wanted) -> Part | None:
-    """Compute it on a replica, which holds no gradients, as `Again`; it is left as it was."""
+def recompute(replica: Replica, card: Card, wanted: Wanted) -> Part | None:
+    """Compute it on a replica, which holds no gradients, as `Again`; it is left as it was. Waits for the device."""
     with replica.holding(wanted.parameters, wanted.step):
         try:
             for _ in range(_TRIALS):
-                if compute.gradients(wanted.batch) is None:
+                computed = card.measure(wanted.batch)
+                if computed is None:
                     return None
-                if not compute.rescaled:
-                    return _part(list(replica.model.parameters()), replica.layout, wanted)
+                if not computed.rescaled:
+                    return _part(replica, wanted) if computed.finite else None
             return None
         finally:
-            compute.clear()
+            card.clear()
 
 
-def on_cpu(
-    state: TrainingState,
-    loss: Callable[[nn.Module, Batch, int], Tensor],
-    prepare: Callable[[Batch], Batch] = as_it_is,
-) -> Again:
+def on_cpu(state: TrainingState, loss: Loss, prepare: Prepare = dict) -> Again:
     """For who has no replica: computes it in float32, on a copy of the model that is made for it."""
 
     def compute(wanted: Wanted) -> Part | None:
         with state.lock:
             replica = Replica(state, _CPU)
-        here = Compute(replica.model, lambda model, batch: loss(model, batch, replica.step), _CPU, None, prepare)
-        return recompute(replica, here, wanted)
+        return recompute(replica, Card(replica, loss, prepare=prepare), wanted)
 
     return compute
 
 
-def _part(parameters: list[nn.Parameter], layout: FlatLayout, wanted: Wanted) -> Part | None:
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    norm = torch.stack(torch._foreach_norm(gradients)).norm()
-    if not norm.isfinite():
-        return None
-    return Part(layout.part(gradients, wanted.begin, wanted.end), float(norm))
+def _part(replica: FlatModel, wanted: Wanted) -> Part:
+    gradient = replica.to_wire(replica.gradients.vector, torch.empty(replica.layout.size))
+    return Part(gradient[wanted.begin : wanted.end].clone(), float(blockwise_norm(gradient)))

@@ -1,10 +1,9 @@
 """What a peer gathers for a global step while it computes, and how many samples that stands for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -30,14 +29,23 @@ class Tally(Generic[T]):
 
     What a failed round did not average stays outgoing and goes into the next one, together with what is fresh by
     then. A failed round may have succeeded for others, though: until this peer has learned which, it is in doubt.
+
+    :param fresh: tells of how many samples the sums on the devices are, at any time and in any thread. The newest
+        microbatch of a device counts before it is known to be finite; it is known when a sum is copied from there.
     """
 
-    def __init__(self) -> None:
-        self.fresh = self.outgoing = self.counted = 0
-        self._fresh_loss = self._outgoing_loss = 0.0  # sums over the samples
+    def __init__(self, fresh: Callable[[], int]) -> None:
+        self._fresh = fresh
+        self.outgoing = self.counted = 0
+        self._outgoing_loss = 0.0  # summed over the samples
         self.work: tuple[bytes, ...] = ()
         """What the outgoing samples are, a line for each microbatch; nothing where nobody asks for that."""
         self.doubts: dict[str, Doubt[T]] = {}
+
+    @property
+    def fresh(self) -> int:
+        """Samples that are gathered."""
+        return self._fresh()
 
     @property
     def samples(self) -> int:
@@ -53,17 +61,14 @@ class Tally(Generic[T]):
         """With a session in which so many samples have counted."""
         self.counted = counted
 
-    def add(self, loss: float, samples: int) -> None:
-        self.fresh, self._fresh_loss = self.fresh + samples, self._fresh_loss + loss * samples
+    def send(self, samples: int, loss: float, work: Iterable[bytes] = ()) -> None:
+        """These samples are outgoing now.
 
-    def send(self, work: Iterable[bytes] = ()) -> None:
-        """The fresh samples are outgoing now.
-
+        :param loss: summed over them
         :param work: what they are
         """
-        self.outgoing, self._outgoing_loss = self.samples, self._outgoing_loss + self._fresh_loss
+        self.outgoing, self._outgoing_loss = self.outgoing + samples, self._outgoing_loss + loss
         self.work = (*self.work, *work)
-        self.drop_fresh()
 
     def doubt(self, round_id: str, held: T) -> None:
         """This round failed here; the outgoing samples may have counted for others."""
@@ -86,58 +91,23 @@ class Tally(Generic[T]):
                 self.outgoing, self._outgoing_loss, self.work = left, loss, work
         return counted
 
-    def lose(self, samples: int, loss: float) -> None:
-        """So many fresh samples, with this sum of losses, cannot be had any more."""
-        self.fresh, self._fresh_loss = self.fresh - samples, self._fresh_loss - loss
-
-    def drop_fresh(self) -> None:
-        self.fresh, self._fresh_loss = 0, 0.0
-
     def drop_outgoing(self) -> None:
         self.outgoing, self._outgoing_loss, self.work = 0, 0.0, ()
         self.doubts.clear()
 
 
-class Sums:
-    """Gradients of one replica, added up on its device."""
-
-    def __init__(self) -> None:
-        self.gradients: list[Tensor] = []
-        self.samples, self.loss = 0, 0.0  # the latter summed over the samples
-        self.step = 0
-        """The oldest parameters that these were computed with."""
-        self.work: list[bytes] = []
-
-    def add(self, gradients: list[Tensor], loss: float, samples: int, step: int, work: bytes = b"") -> None:
-        """Add gradients, means over so many samples; the first ones are taken over, which saves their memory."""
-        if self.samples:
-            torch._foreach_add_(self.gradients, gradients, alpha=float(samples))
-        else:
-            torch._foreach_mul_(gradients, float(samples))
-            self.gradients = gradients
-        self.step = min(self.step, step) if self.samples else step
-        self.samples, self.loss = self.samples + samples, self.loss + loss * samples
-        if work:
-            self.work.append(work)
-
-
 class Accumulator(Protocol):
-    """Takes what the replicas of a host compute, one for each of its devices. One thread adds and calls `boundary` and
+    """What the replicas of a host have added up, one for each of its devices. One thread calls `boundary`, `rebase` and
     `leave_out`, another one may do the rest.
     """
 
     @property
     def tally(self) -> Tally[Any]: ...
 
-    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
-        """Newer shared parameters have come: make them those of a replica."""
+    def rebase(self, newer: Tensor, replica: int = 0) -> None:
+        """Newer shared parameters have come: make them those of a replica.
 
-    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
-        """Take a replica's gradients (means over `samples`, with the parameters of `step`) and clear them.
-
-        Returns False, and takes nothing, if the loss or a gradient is not finite.
-
-        :param work: a line that says what these samples are, for `Tally.work`; empty where nobody asks for that
+        :param newer: float32 [layout.size] on the CPU
         """
 
     def boundary(self) -> None:
@@ -150,7 +120,8 @@ class Accumulator(Protocol):
         """
 
     def load_outgoing(self, flat: Tensor) -> None:
-        """What is fresh becomes outgoing: `flat` (on the CPU) holds what was outgoing, and takes the new mean."""
+        """What is fresh becomes outgoing: `flat` (on the CPU) holds what was outgoing, and takes the new mean. Waits
+        once for each device; from then on what is outgoing is exactly what is claimed."""
 
     def doubt(self, round_id: str) -> None:
         """As `Tally.doubt`; so the next two."""

@@ -1,64 +1,61 @@
 """A peer's gradients on their way into a global step."""
 
-import math
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.train.flat import FlatLayout
-from dedloc_kit.learning.train.gradients.accumulator import Doubt, Sums, Tally
+from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.learning.train.gradient_sum import Cut, Snapshot
+from dedloc_kit.learning.train.gradients.accumulator import Doubt, Tally
 
 
 class Gradients:
-    """Accumulates sums of gradients; what is outgoing is the mean of them.
+    """Averages the sums of gradients of several replicas; what is outgoing is the mean of them.
 
-    :param parameters: of each replica
+    :param replicas: none for a follower
     """
 
-    def __init__(self, parameters: Sequence[Sequence[torch.nn.Parameter]], layout: FlatLayout) -> None:
+    def __init__(self, replicas: Sequence[FlatModel]) -> None:
         # A doubt holds the mean of what was outgoing; None as long as that is all that is outgoing.
-        self.tally = Tally[Tensor | None]()
-        self._parameters, self._layout = parameters, layout
+        self.tally = Tally[Tensor | None](self._fresh)
+        self._replicas = replicas
+        self._sums = [replica.gradients for replica in replicas]
         self._lock = threading.Lock()
-        self._fresh = [Sums() for _ in parameters]
+        self._cuts: list[Cut] = []  # on their way from the devices
         self._outgoing_step = 0  # the oldest parameters that these were computed with
         self._counted: Doubt[Tensor | None] | None = None  # part of the outgoing mean that has to come out of it again
 
-    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
-        for mine, theirs in zip(self._parameters[replica], newer, strict=True):
-            mine.copy_(theirs)
-
-    @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
-        gradients = taken(self._parameters[replica], loss)
-        if gradients is None:
-            return False
-        with self._lock:
-            self._fresh[replica].add(gradients, loss, samples, step, work)
-            self.tally.add(loss, samples)
-        return True
+    def rebase(self, newer: Tensor, replica: int = 0) -> None:
+        self._replicas[replica].load(newer)
 
     def boundary(self) -> None:
         """Nothing is due."""
 
     def leave_out(self, replica: int) -> bool:
-        with self._lock:
-            self._lose(replica)
+        self._sums[replica].drop()
         return True
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
-        if not self._parameters:
+        if not self._sums:
             return  # of who never has any nobody reads the vector, which so takes no memory
         with self._lock:
-            fresh, self._fresh = [sums for sums in self._fresh if sums.samples], [Sums() for _ in self._fresh]
+            self._cuts = [cut for each in self._sums if (cut := each.cut()) is not None]
+            cuts = list(self._cuts)
+        snapshots = {cut: snapshot for cut in cuts if (snapshot := _fetched(cut)) is not None}
+        with self._lock:
+            # Without those that have been forgotten meanwhile.
+            fresh = [snapshots[cut] for cut in self._cuts if cut in snapshots and snapshots[cut].samples]
+            self._cuts = []
             before, doubts = self.tally.outgoing, self.tally.doubts.values()
             if fresh:
-                oldest = min(sums.step for sums in fresh)
+                oldest = min(each.step for each in fresh)
                 self._outgoing_step = min(self._outgoing_step, oldest) if before else oldest
-            self.tally.send(line for sums in fresh for line in sums.work)
+            for each in fresh:
+                self.tally.send(each.samples, each.loss, each.work)
             total = self.tally.outgoing
         if before and self._counted is not None and self._counted.held is not None:
             flat.mul_((before + self._counted.samples) / before)
@@ -72,9 +69,9 @@ class Gradients:
             flat.zero_()
         elif fresh:
             flat.mul_(before / total)
-        for sums in fresh:
-            for mean, gradient in zip(self._layout.views(flat), sums.gradients, strict=True):
-                mean.add_(gradient.cpu(), alpha=1 / total)
+        for each in fresh:
+            for mean, gradient in zip(self._replicas[0].layout.views(flat), each.gradients, strict=True):
+                mean.add_(gradient, alpha=1 / total)
 
     def doubt(self, round_id: str) -> None:
         self.tally.doubt(round_id, None)
@@ -96,37 +93,28 @@ class Gradients:
             if self.tally.outgoing and self._outgoing_step < step:
                 dropped += self.tally.outgoing
                 self._drop_outgoing()
-            for replica, sums in enumerate(self._fresh):
-                if sums.samples and sums.step < step:
-                    dropped += sums.samples
-                    self._lose(replica)
+            for each in self._sums:
+                dropped += each.drop_older_than(step)
         return dropped
 
     def forget(self) -> int:
         with self._lock:
-            dropped = self.tally.samples
+            dropped = self.tally.outgoing + sum(cut.samples for cut in self._cuts)
             self._drop_outgoing()
-            self.tally.drop_fresh()
-            self._fresh = [Sums() for _ in self._fresh]
-        return dropped
+            self._cuts = []
+            return dropped + sum(each.drop() for each in self._sums)
+
+    def _fresh(self) -> int:
+        with self._lock:
+            return sum(each.samples for each in self._sums) + sum(cut.samples for cut in self._cuts)
 
     def _drop_outgoing(self) -> None:
         self.tally.drop_outgoing()
         self._counted = None
 
-    def _lose(self, replica: int) -> None:
-        lost, self._fresh[replica] = self._fresh[replica], Sums()
-        self.tally.lose(lost.samples, lost.loss)
 
-
-def taken(parameters: Sequence[torch.nn.Parameter], loss: float) -> list[Tensor] | None:
-    """The parameters' gradients, which are cleared; none unless the loss and they are finite.
-
-    One number that is not would poison everyone's average. The norms overflow well before the gradients do, so nothing
-    that is added can overflow in the average either.
-    """
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-    return gradients if finite else None
+def _fetched(cut: Cut) -> Snapshot | None:
+    """None if its device has failed, which is found by whoever computes on it."""
+    with suppress(RuntimeError):
+        return cut.fetch()
+    return None

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.train.gradients.accumulator import Sums, Tally
-from dedloc_kit.learning.train.gradients.gradients import taken
-from dedloc_kit.learning.train.state.state import Replica, Stepping, TrainingState
+from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.learning.train.gradients.accumulator import Tally
+from dedloc_kit.learning.train.state.state import Stepping
 
 WARM_UP = 10
 """Local steps in which a session's rate rises to the run's: its optimizer has no moments yet, and so Adam's first steps
@@ -28,7 +28,7 @@ class LocalSteps:
     """What is outgoing is the way that the replicas have gone since the shared parameters.
 
     They take each step together, with the mean of their gradients: the first one takes it, the others hold what it
-    holds.
+    holds. A local step waits for each device once: whether enough samples are finite must be known.
 
     :param local_batch: samples of one local step
     :param max_norm: of a local step's gradient
@@ -37,90 +37,88 @@ class LocalSteps:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
-        state: TrainingState,
+        replicas: Sequence[FlatModel],
         optimizer: Stepping,
         *,
         local_batch: int,
         max_norm: float,
         learning_rate: Callable[[int], float],
     ) -> None:
-        self.tally = Tally[list[Tensor]]()  # a doubt holds the way that was outgoing
-        self._layout, self._optimizer = state.layout, optimizer
-        self._parameters, *others = (list(replica.model.parameters()) for replica in replicas)
-        self._others = dict(enumerate(others, start=1))
+        self.tally = Tally[Tensor](self._told_fresh)  # a doubt holds the way that was outgoing
+        self._optimizer = optimizer
+        self._first, self._replicas = replicas[0], dict(enumerate(replicas))
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
         self._lock = threading.Lock()
-        self._gathered = [Sums() for _ in replicas]  # toward the next local step
+        self._stepped, self._stepped_loss = 0, 0.0  # in the local steps since the last snapshot
+        self._sent = dict.fromkeys(self._replicas, (0, 0.0))  # the same of what a snapshot told of before its step
         self._taken = 0  # local steps of this session
-        self._step = 0  # whose parameters the newest of it was computed with
+        # With the padding of the first replica's device:
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
         # A way, not where the replica was: it stays true when that goes on from other shared parameters meanwhile.
-        self._outgoing: list[Tensor] = []
-
-    @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
-        gradients = taken(self._others.get(replica, self._parameters), loss)
-        if gradients is None:
-            return False
-        with self._lock:
-            self._gathered[replica].add(gradients, loss, samples, step)
-            self.tally.add(loss, samples)
-        self._step = step
-        return True
+        self._outgoing = torch.empty(0)
 
     @torch.no_grad()
     def boundary(self) -> None:
         """Takes a local step when enough samples have come together."""
         with self._lock:
-            samples = sum(sums.samples for sums in self._gathered)
-            if samples >= self._local_batch:
-                self._take_local_step(samples)
+            if sum(replica.gradients.samples for replica in self._replicas.values()) >= self._local_batch:
+                told = self._told()
+                samples = sum(each for each, _ in told.values())
+                if samples >= self._local_batch:
+                    self._count(told)
+                    self._take_local_step(samples)
 
     def leave_out(self, replica: int) -> bool:
         """Without the first one, which takes the steps, nothing goes on."""
         if not replica:
             return False
         with self._lock:
-            del self._others[replica]
-            lost, self._gathered[replica] = self._gathered[replica], Sums()
-            if lost.samples <= self.tally.fresh:  # of what a snapshot holds already it is too late to take any out
-                self.tally.lose(lost.samples, lost.loss)
+            self._replicas.pop(replica).gradients.drop()
+            del self._sent[replica]
         return True
 
     def _take_local_step(self, samples: int) -> None:
-        mean, *rest = [sums.gradients for sums in self._gathered if sums.samples]
-        for gradients in rest:
-            for mine, theirs in zip(mean, gradients, strict=True):
-                mine.add_(theirs.to(mine.device))
-        torch._foreach_div_(mean, float(samples))
-        for parameter, gradient in zip(self._parameters, mean, strict=True):
-            parameter.grad = gradient.to(parameter.device)
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
+        gradient, parameters = self._first.gradients.vector, list(self._first.model.parameters())
+        for replica in self._replicas.values():
+            if (cut := replica.gradients.cut()) is not None:
+                gradient.add_(cut.vector.to(gradient.device))
+        gradient.div_(float(samples))
+        torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
         self._taken += 1
         risen = min(1.0, self._taken / (WARM_UP + 1))
         for group in self._optimizer.param_groups:
-            group["lr"] = risen * self._learning_rate(self._step)
+            group["lr"] = risen * self._learning_rate(self._first.step)
         self._optimizer.step()
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._gathered = [Sums() for _ in self._gathered]
+        self._first.gradients.clear()
         self._follow()
+
+    def _told(self) -> dict[int, tuple[int, float]]:
+        """Of how many samples each sum is, and the sum of their losses."""
+        return {number: replica.gradients.told() for number, replica in self._replicas.items()}
+
+    def _count(self, told: dict[int, tuple[int, float]]) -> None:
+        """These have become part of a local step."""
+        for number, (samples, loss) in told.items():
+            sent, sent_loss = self._sent[number]
+            self._stepped, self._stepped_loss = self._stepped + samples - sent, self._stepped_loss + loss - sent_loss
+        self._sent = dict.fromkeys(self._replicas, (0, 0.0))
 
     def _follow(self) -> None:
         """Let the other replicas hold what the first one holds."""
-        for parameters in self._others.values():
-            for theirs, mine in zip(parameters, self._parameters, strict=True):
-                theirs.copy_(mine)
+        for replica in self._replicas.values():
+            if replica is not self._first:
+                replica.vector.copy_(self._first.vector)
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
         """`flat` takes the way from where the replica is to what has counted: as a gradient it points back."""
         with self._lock:
-            self._outgoing = [end - begin for begin, end in zip(self._base, self._parameters, strict=True)]
-            self.tally.send()
-        for view, way in zip(self._layout.views(flat), self._outgoing, strict=True):
-            torch.neg(way.cpu(), out=view)
+            self._outgoing = way = self._first.vector - self._base
+            told = self._told()
+            self._count(told)
+            self.tally.send(self._stepped, self._stepped_loss)
+            self._stepped, self._stepped_loss, self._sent = 0, 0.0, told
+        self._first.to_wire(way, flat).neg_()
 
     def doubt(self, round_id: str) -> None:
         self.tally.doubt(round_id, self._outgoing)
@@ -128,14 +126,14 @@ class LocalSteps:
     def count_outgoing(self) -> None:
         with self._lock:
             if self.tally.outgoing:  # unless it has been forgotten since
-                torch._foreach_add_(self._base, self._outgoing)
+                self._base.add_(self._outgoing)
             self.tally.count()
 
     def settle(self, rounds: Iterable[str]) -> None:
         with self._lock:
             counted = self.tally.settle(rounds)
             if counted is not None:
-                torch._foreach_add_(self._base, counted.held)
+                self._base.add_(counted.held)
 
     def drop_older_than(self, step: int) -> int:
         """A way is as good from newer parameters on; nothing is dropped."""
@@ -143,24 +141,33 @@ class LocalSteps:
 
     def forget(self) -> int:
         with self._lock:
-            dropped = self.tally.samples
+            dropped = self.tally.outgoing + self._fresh()
             self.tally.drop_outgoing()
-            self.tally.drop_fresh()
-            self._gathered = [Sums() for _ in self._gathered]
+            for replica in self._replicas.values():
+                replica.gradients.drop()
+            self._stepped, self._stepped_loss, self._sent = 0, 0.0, dict.fromkeys(self._replicas, (0, 0.0))
             self._base = self._copy()  # a round may begin before the replica goes on from elsewhere
         return dropped
 
-    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+    @torch.no_grad()
+    def rebase(self, newer: Tensor, replica: int = 0) -> None:
         """Go on from there, by the way that has not been averaged yet; the first replica does so for all."""
         if replica:
             return
         with self._lock:
-            moved = self.tally.samples > 0
-            fresh = [theirs.detach().to(mine.device, copy=True) for mine, theirs in zip(self._base, newer, strict=True)]
-            for mine, base, theirs in zip(self._parameters, self._base, fresh, strict=True):
-                mine.copy_(theirs + (mine - base) if moved else theirs)
-            self._base = fresh
+            moved = self.tally.outgoing + self._fresh() > 0
+            mine, base, theirs = self._first.vector, self._base, self._first.onto(newer)
+            mine.copy_(theirs + (mine - base) if moved else theirs)
+            self._base = theirs
             self._follow()
 
-    def _copy(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self._parameters]
+    def _told_fresh(self) -> int:
+        with self._lock:
+            return self._fresh()
+
+    def _fresh(self) -> int:
+        gathered = (each.gradients.samples - self._sent[number][0] for number, each in self._replicas.items())
+        return self._stepped + sum(gathered)
+
+    def _copy(self) -> Tensor:
+        return self._first.vector.clone()

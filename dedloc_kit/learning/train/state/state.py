@@ -1,4 +1,4 @@
-"""The training state that all peers share, and the replica of its parameters that a volunteer computes with."""
+"""The training state that all peers share."""
 
 import copy
 import threading
@@ -330,69 +330,6 @@ class TrainingState:
         tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
         # Tensors, and one for each, so that witnesses prove them like all others; see `training.sketch`.
         return tensors | self._ordered
-
-
-class Replica:
-    """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
-
-    def __init__(self, state: TrainingState, device: torch.device) -> None:
-        self._state, self.device, self.layout = state, device, state.layout
-        self.model = copy.deepcopy(state.model).to(device)
-        self._round = state.round
-        self.step = state.step
-        """The global step whose parameters it holds."""
-        self.sketch = state.sketch
-        """Of these parameters."""
-
-    @torch.no_grad()
-    def refresh(
-        self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None], gives_buffers: bool = True
-    ) -> None:
-        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
-
-        :param rebase: makes newer parameters those of the model
-        :param forget: called before parameters are taken over that the organizer let the run go back to: what was
-            computed with those of before is of no use
-        :param gives_buffers: otherwise we take over the state's: of the replicas of a host one gives them
-        """
-        state = self._state
-        if (self.step, self._round) == (state.step, state.round):
-            return
-        with state.lock:
-            went_back = state.rewound > self.step
-            if went_back:
-                forget()
-            rebase(state.parameters)
-            for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
-                if gives_buffers and self.step + 1 == state.step and not went_back:
-                    theirs.copy_(own)
-                else:
-                    own.copy_(theirs)
-            self.step, self._round, self.sketch = state.step, state.round, state.sketch
-
-    @contextmanager
-    def holding(self, flat: Tensor, step: int) -> Iterator[None]:
-        """Let it hold the parameters of another step meanwhile: float32 [layout.size], which takes its own ones.
-
-        Both, and its buffers, are afterwards what they were.
-        """
-        buffers, own = [buffer.clone() for buffer in self.model.buffers()], self.step
-        self._swap(flat)
-        self.step = step
-        try:
-            yield
-        finally:
-            self._swap(flat)
-            self.step = own
-            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-
-    @torch.no_grad()
-    def _swap(self, flat: Tensor) -> None:
-        for parameter, view in zip(self.model.parameters(), self.layout.views(flat), strict=True):
-            mine = parameter.detach().to(view.device, copy=True)
-            parameter.copy_(view)
-            view.copy_(mine)
 
 
 def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:

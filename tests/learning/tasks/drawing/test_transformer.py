@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from dedloc_kit.learning.tasks.drawing.places import KINDS
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer, Shape
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card
+from dedloc_kit.learning.train.flat_model import FlatModel
 
 TINY = Shape(
     tokens=11,
@@ -120,22 +121,21 @@ def test_with_branches_scaled_by_nothing_the_embeddings_go_through_as_they_are()
 def test_memory_is_saved_block_by_block_and_the_gradients_are_the_same() -> None:
     captions, codes = samples_of(TINY)
 
-    def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], step: int) -> torch.Tensor:
         assert isinstance(model, DrawingTransformer)
         _, after = model(batch["captions"], batch["codes"][:, :-1])
         return functional.cross_entropy(model.code_output(after).transpose(1, 2), batch["codes"])
 
     found = []
     for saving in (False, True):
-        compute = Compute(model_of(TINY), loss, torch.device("cpu"), None)
+        card = Card(FlatModel(model_of(TINY), torch.device("cpu")), loss)
         if saving:
-            compute.save_memory()
-            assert all("forward" in vars(block) for block in compute.model.blocks)  # type: ignore[union-attr]
-        value = compute.gradients({"captions": captions, "codes": codes})
-        gradients = {
-            name: each.grad.clone() for name, each in compute.model.named_parameters() if each.grad is not None
-        }
-        found.append((value, gradients))
+            card.checkpointing.begin()
+            assert all("forward" in vars(block) for block in card.model.blocks)  # type: ignore[union-attr]
+        computed = card.measure({"captions": captions, "codes": codes})
+        assert computed is not None
+        gradients = {name: each.grad.clone() for name, each in card.model.named_parameters() if each.grad is not None}
+        found.append((computed.loss, gradients))
     assert found[0][0] == pytest.approx(found[1][0])
     assert found[0][1].keys() == found[1][1].keys() >= {"scales", "of_text.weight", "blocks.2.narrow.bias"}
     for name, gradient in found[0][1].items():

@@ -108,9 +108,6 @@ def test_apples_gpu_is_taken_where_it_is_unless_the_run_needs_float64(
         device.pick_devices("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert device.pick_devices("auto") == device.pick_devices("mps") == [torch.device("mps")]
-    assert device.pick_devices("auto", double=True) == [torch.device("cpu")]
-    with pytest.raises(UserError, match="local steps"):
-        device.pick_devices("mps", double=True)
 
 
 def test_several_devices_are_described_by_kind(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:

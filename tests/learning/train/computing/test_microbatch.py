@@ -2,16 +2,15 @@
 
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing import microbatch
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.computing.microbatch import Microbatches, find_microbatch, largest_microbatch
+from dedloc_kit.learning.train.flat_model import FlatModel
 from tests.tiny import tiny_run
 
 CPU = torch.device("cpu")
@@ -24,7 +23,7 @@ class Device:
         self.now, self.seconds, self.memory = 0.0, seconds, memory
         self.tried: list[int] = []
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         size = len(batch["x"])
         self.tried.append(size)
         if size > self.memory:
@@ -33,10 +32,9 @@ class Device:
         loss: Tensor = model(batch["x"]).square().mean()
         return loss
 
-    def find(self, monkeypatch: pytest.MonkeyPatch, model: nn.Module | None = None, most: int = 64) -> int:
-        monkeypatch.setattr(microbatch, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        compute = Compute(model or nn.Linear(4, 4), self.loss, CPU, None)
-        return find_microbatch(compute, {"x": torch.randn(most, 4)})
+    def find(self, model: nn.Module | None = None, most: int = 64) -> int:
+        card = Card(FlatModel(model or nn.Linear(4, 4), CPU), self.loss)
+        return find_microbatch(card, {"x": torch.randn(most, 4)}, lambda: self.now)
 
 
 class Blocks(nn.Module):
@@ -67,71 +65,69 @@ class Blocks(nn.Module):
     ],
 )
 def test_the_smallest_microbatch_is_taken_that_is_about_as_fast_as_any(
-    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float], found: int
+    seconds: Callable[[int], float], found: int
 ) -> None:
     device = Device(seconds)
-    assert device.find(monkeypatch) == found
+    assert device.find() == found
     assert device.now < 8, "it takes some seconds only"
 
 
 @pytest.mark.parametrize(("memory", "found"), [(1, 1), (11, 8), (64, 64)])
-def test_the_memory_is_never_asked_for_more_than_it_refused(
-    monkeypatch: pytest.MonkeyPatch, memory: int, found: int
-) -> None:
+def test_the_memory_is_never_asked_for_more_than_it_refused(memory: int, found: int) -> None:
     device = Device(lambda size: 0.01, memory)
-    assert device.find(monkeypatch) == found
+    assert device.find() == found
     assert sum(size > memory for size in device.tried) <= 1
 
 
-def test_no_more_is_tried_than_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_tried_than_is_wanted() -> None:
     device = Device(lambda size: 0.01)
-    assert device.find(monkeypatch, most=10) == 8
+    assert device.find(most=10) == 8
     assert max(device.tried) == 8
 
 
-def test_a_trial_leaves_parameters_buffers_gradients_and_random_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_leaves_parameters_buffers_gradients_and_random_states_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     before = {name: values.clone() for name, values in model.state_dict().items()}
     state = torch.get_rng_state()
     device = Device(lambda size: 0.01, memory=8)
     wanted = {"x": torch.ones(16, 4)}
-    monkeypatch.setattr(microbatch, "time", SimpleNamespace(perf_counter=lambda: device.now))
+    replica = FlatModel(model, CPU)
     # One sample alone has no variance to normalise with.
-    compute = Compute(model, lambda model, batch: device.loss(model, {"x": batch["x"].repeat(2, 1)}), CPU, None)
-    assert find_microbatch(compute, wanted) == 4
+    card = Card(replica, device.loss, prepare=lambda batch: {"x": batch["x"].repeat(2, 1)})
+    assert find_microbatch(card, wanted, lambda: device.now) == 4
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not replica.gradients.vector.any()
 
 
-def test_blocks_are_checkpointed_where_not_even_one_sample_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_checkpointed_where_not_even_one_sample_fits() -> None:
     class Full(Blocks):
         def forward(self, x: Tensor) -> Tensor:
             if not self.checkpointed:
                 raise torch.OutOfMemoryError
             return super().forward(x)
 
-    assert Device(lambda size: 0.01).find(monkeypatch, Full(), most=4) == 4
+    assert Device(lambda size: 0.01).find(Full(), most=4) == 4
     with pytest.raises(UserError, match="not even with one sample"):
-        Device(lambda size: 0.01, memory=0).find(monkeypatch)
+        Device(lambda size: 0.01, memory=0).find()
 
 
 class Checkpointed(Device):
     """Its memory holds 16 samples with checkpoints, and else 4, which then take as long as one."""
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         assert isinstance(model, Blocks)
         self.memory = 16 if model.checkpointed else 4
-        return super().loss(model, batch)
+        return super().loss(model, batch, step)
 
 
 @pytest.mark.parametrize(("gain", "found", "kept"), [(1.3, 8, True), (1.05, 4, False)])
 def test_blocks_are_checkpointed_where_more_samples_at_once_are_much_faster(
-    monkeypatch: pytest.MonkeyPatch, gain: float, found: int, kept: bool
+    gain: float, found: int, kept: bool
 ) -> None:
     model = Blocks()
     device = Checkpointed(lambda size: 0.1 if size <= 4 else 0.1 * size / 4 / gain)
-    assert device.find(monkeypatch, model, most=16) == found
+    assert device.find(model, most=16) == found
     assert model.checkpointed is kept
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.train.computing.compute import Compute
+from dedloc_kit.learning.train.computing.card import Card, Computed
 from dedloc_kit.learning.train.computing.recomputing import Wanted, on_cpu, recompute
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from tests.tiny import WIDTH, TinyTask, tiny_run
 
 CPU = torch.device("cpu")
@@ -33,19 +34,15 @@ class Peer:
             run,
         )
         self.replica = Replica(self.state, CPU)
-        self.compute = self.computing(None)
+        self.card = Card(self.replica, self.task.loss)
         self.batch = next(self.task.batches(4, 1, lambda _: None))
-
-    def computing(self, half: torch.dtype | None) -> Compute:
-        replica = self.replica
-        return Compute(replica.model, lambda model, batch: self.task.loss(model, batch, replica.step), CPU, half)
 
     def gradient(self) -> Tensor:
         """Of its batch, flat."""
-        assert self.compute.gradients(self.batch) is not None
+        assert self.card.measure(self.batch) is not None
         gradients = [p.grad for p in self.replica.model.parameters() if p.grad is not None]
         found = self.state.layout.part(gradients, 0, self.state.layout.size)
-        self.compute.clear()
+        self.card.clear()
         return found
 
     def wanted(self) -> Wanted:
@@ -71,14 +68,14 @@ def test_a_gradient_of_before_is_computed_again_bit_for_bit_and_the_replica_is_a
     assert not torch.equal(peer.gradient(), expected)
     held, parameters = peer.held(), before.clone()
     begin, end = 5, peer.state.layout.size - 3
-    part = recompute(peer.replica, peer.compute, Wanted(peer.batch, parameters, 0, begin, end))
+    part = recompute(peer.replica, peer.card, Wanted(peer.batch, parameters, 0, begin, end))
     assert part is not None
     assert torch.equal(part.values, expected[begin:end])
     assert part.norm == pytest.approx(float(expected.norm()), rel=1e-5)
     assert all(map(torch.equal, held, peer.held())), "buffers, too"
     assert peer.replica.step == 1
     assert torch.equal(parameters, before)
-    assert all(parameter.grad is None for parameter in peer.replica.model.parameters())
+    assert not peer.replica.gradients.vector.any()
 
 
 def test_whoever_has_no_replica_finds_the_same_and_the_state_is_as_it_was() -> None:
@@ -93,33 +90,33 @@ def test_whoever_has_no_replica_finds_the_same_and_the_state_is_as_it_was() -> N
     assert all(map(torch.equal, tensors, peer.state.tensors()))
 
 
-class Overflowing(Compute):
+class Overflowing(Card):
     """So many times."""
 
     times, trials = 0, 0
 
-    def gradients(self, batch: dict[str, Tensor]) -> float | None:
-        found = super().gradients(batch)
+    def measure(self, batch: dict[str, Tensor]) -> Computed | None:
+        found = super().measure(batch)
         self.trials += 1
-        self.rescaled = self.trials <= self.times
-        return found
+        overflows = self.trials <= self.times
+        return None if found is None else found._replace(rescaled=overflows, finite=not overflows)
 
 
 @pytest.mark.parametrize(("times", "found"), [(1, True), (2, False)])
 def test_a_gradient_that_overflows_in_float16_is_tried_once_more(times: int, found: bool) -> None:
     peer = Peer()
-    loss, held = peer.task.loss, peer.held()
-    compute = Overflowing(peer.replica.model, lambda model, batch: loss(model, batch, 0), CPU, None)
-    compute.times = times
-    assert (recompute(peer.replica, compute, peer.wanted()) is not None) is found
-    assert compute.trials == 2
+    held = peer.held()
+    card = Overflowing(peer.replica, peer.task.loss)
+    card.times = times
+    assert (recompute(peer.replica, card, peer.wanted()) is not None) is found
+    assert card.trials == 2
     assert all(map(torch.equal, held, peer.held()))
 
 
 def test_a_gradient_that_is_not_finite_is_none() -> None:
     peer = Peer()
     loss = peer.task.loss
-    endless = Compute(peer.replica.model, lambda model, batch: loss(model, batch, 0) * torch.inf, CPU, None)
+    endless = Card(peer.replica, lambda model, batch, step: loss(model, batch, step) * torch.inf)
     assert recompute(peer.replica, endless, peer.wanted()) is None
 
 
@@ -127,11 +124,11 @@ def test_what_does_not_fit_into_the_memory_is_none_and_what_fails_leaves_the_par
     peer = Peer()
     held = peer.held()
 
-    def failing(error: RuntimeError) -> Compute:
+    def failing(error: RuntimeError) -> Card:
         def loss(*_: object) -> Tensor:
             raise error
 
-        return Compute(peer.replica.model, loss, CPU, None)
+        return Card(peer.replica, loss)
 
     assert recompute(peer.replica, failing(torch.OutOfMemoryError()), peer.wanted()) is None
     with pytest.raises(RuntimeError, match="illegal memory access"):

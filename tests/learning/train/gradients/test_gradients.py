@@ -6,47 +6,31 @@ import random
 import pytest
 import torch
 
-from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.gradients.gradients import Gradients
+from tests.learning.train.by_hand import give, model_of
 
 
 @pytest.fixture
-def parameter() -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.zeros(3))
+def replica() -> FlatModel:
+    return model_of(torch.nn.Parameter(torch.zeros(3)))
 
 
-def give(
-    gradients: Gradients,
-    parameter: torch.nn.Parameter,
-    value: float,
-    samples: int,
-    loss: float = 1.0,
-    step: int = 0,
-) -> bool:
-    parameter.grad = torch.full((3,), value)
-    return gradients.add(loss, samples, step)
-
-
-def empty(parameter: torch.nn.Parameter) -> Gradients:
-    return Gradients([[parameter]], FlatLayout.of([parameter]))
-
-
-def test_uneven_microbatches_are_weighted_by_their_samples(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=1, loss=4.0)
-    give(gradients, parameter, 5.0, samples=3, loss=8.0)
-    assert parameter.grad is None
+def test_uneven_microbatches_are_weighted_by_their_samples(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=1, loss=4.0)
+    give(replica, 5.0, samples=3, loss=8.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [4.0] * 3
     assert gradients.tally.outgoing == 4
     assert gradients.tally.loss == 7.0
 
 
-def test_what_a_failed_round_did_not_average_goes_into_the_next(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 2.0, samples=2)
+def test_what_a_failed_round_did_not_average_goes_into_the_next(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 2.0, samples=2)
     gradients.load_outgoing(mean)
-    give(gradients, parameter, 6.0, samples=6)  # accumulated while the round failed
+    give(replica, 6.0, samples=6)  # accumulated while the round failed
     gradients.load_outgoing(mean)
     assert mean.tolist() == pytest.approx([5.0] * 3)
     assert gradients.tally.outgoing == 8
@@ -54,62 +38,62 @@ def test_what_a_failed_round_did_not_average_goes_into_the_next(parameter: torch
     assert (gradients.tally.counted, gradients.tally.samples) == (8, 0)
 
 
-def test_a_follower_sends_zeros_whatever_the_last_average_was(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.full((3,), 7.0)
+def test_a_follower_sends_zeros_whatever_the_last_average_was(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.full((3,), 7.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [0.0] * 3
     assert gradients.tally.loss is None
 
 
 @pytest.mark.parametrize(("loss", "value"), [(math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])
-def test_numbers_that_are_not_finite_are_left_out(parameter: torch.nn.Parameter, loss: float, value: float) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=2)
-    assert not give(gradients, parameter, value, samples=2, loss=loss)
+def test_numbers_that_are_not_finite_are_left_out(replica: FlatModel, loss: float, value: float) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=2)
+    assert not give(replica, value, samples=2, loss=loss)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [1.0] * 3
     assert gradients.tally.outgoing == 2
 
 
-def test_samples_in_doubt_count_once_if_the_round_succeeded_for_others(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=4)
+def test_samples_in_doubt_count_once_if_the_round_succeeded_for_others(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=4)
     gradients.load_outgoing(mean)
     gradients.doubt("aa")
     gradients.settle(["99", "aa"])
     assert (gradients.tally.counted, gradients.tally.samples) == (4, 0)
 
 
-def test_samples_of_a_round_that_failed_for_all_are_kept(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=4)
+def test_samples_of_a_round_that_failed_for_all_are_kept(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=4)
     gradients.load_outgoing(mean)
     gradients.doubt("aa")
     gradients.settle(["99", "bb"])
     assert (gradients.tally.counted, gradients.tally.samples) == (0, 4)
 
 
-def test_of_a_doubtful_round_that_counted_only_what_was_in_it_is_taken_out(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=4, loss=2.0)
+def test_of_a_doubtful_round_that_counted_only_what_was_in_it_is_taken_out(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=4, loss=2.0)
     gradients.load_outgoing(mean)
     gradients.doubt("aa")
-    give(gradients, parameter, 7.0, samples=2, loss=5.0)
+    give(replica, 7.0, samples=2, loss=5.0)
     gradients.load_outgoing(mean)  # a second try, before the first one's success was known
     gradients.doubt("bb")
     gradients.settle(["aa"])
     assert (gradients.tally.counted, gradients.tally.samples) == (4, 2)
-    give(gradients, parameter, 9.0, samples=2, loss=3.0)
+    give(replica, 9.0, samples=2, loss=3.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == pytest.approx([8.0] * 3)
     assert (gradients.tally.outgoing, gradients.tally.loss) == (4, 4.0)
 
 
-def test_only_gradients_of_parameters_that_are_too_old_are_dropped(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
-    give(gradients, parameter, 1.0, samples=4, step=3)
+def test_only_gradients_of_parameters_that_are_too_old_are_dropped(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
+    give(replica, 1.0, samples=4, step=3)
     gradients.load_outgoing(mean)
-    give(gradients, parameter, 5.0, samples=2, step=4)
+    give(replica, 5.0, samples=2, step=4)
     assert gradients.drop_older_than(3) == 0
     assert gradients.drop_older_than(4) == 4
     gradients.load_outgoing(mean)
@@ -117,10 +101,10 @@ def test_only_gradients_of_parameters_that_are_too_old_are_dropped(parameter: to
     assert gradients.drop_older_than(5) == 2
 
 
-def test_adding_goes_on_while_a_snapshot_is_made(parameter: torch.nn.Parameter) -> None:
-    gradients, mean = empty(parameter), torch.zeros(3)
+def test_adding_goes_on_while_a_snapshot_is_made(replica: FlatModel) -> None:
+    gradients, mean = Gradients([replica]), torch.zeros(3)
     for value in (1.0, 2.0, 3.0):  # both buffers take their turn
-        give(gradients, parameter, value, samples=1)
+        give(replica, value, samples=1)
         gradients.load_outgoing(mean)
         assert mean.tolist() == [value] * 3
         gradients.count_outgoing()
@@ -130,8 +114,8 @@ class Host:
     """Two replicas whose gradients tell in a line of work how large they are, and of how many samples."""
 
     def __init__(self) -> None:
-        self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
-        self.gradients = Gradients([[each] for each in self.parameters], FlatLayout.of(self.parameters[:1]))
+        self.replicas = [model_of(torch.nn.Parameter(torch.zeros(3))) for _ in range(2)]
+        self.gradients = Gradients(self.replicas)
         self.mean = torch.zeros(3)
         self.given = 0
         self.step = 0
@@ -139,9 +123,8 @@ class Host:
 
     def give(self, replica: int, samples: int) -> None:
         self.given += 1
-        self.parameters[replica].grad = torch.full((3,), float(self.given))
         line = f"{self.given} {samples}".encode()
-        assert self.gradients.add(1.0, samples, self.step, replica, work=line)
+        assert give(self.replicas[replica], self.given, samples, step=self.step, work=line)
 
     def doubt(self) -> None:
         self.rounds.append(f"{len(self.rounds):02x}")

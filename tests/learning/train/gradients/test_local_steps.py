@@ -6,11 +6,13 @@ import torch
 from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from tests.learning.train.by_hand import give
 from tests.tiny import tiny_run
 
 RUN = tiny_run(averaging={"mode": "local-steps", "outer_learning_rate": 0.5, "outer_momentum": 0.9})
@@ -34,7 +36,6 @@ class Peer:
         self.optimizer = Lamb([self.weight], lr=0.1, weight_decay=0.0)
         self.steps = LocalSteps(
             [self.replica],
-            state,
             self.optimizer,
             local_batch=local_batch,
             max_norm=1.0,
@@ -46,8 +47,7 @@ class Peer:
     def train(self, samples: int, gradient: float | torch.Tensor = 1.0) -> torch.Tensor:
         """How far that has moved it."""
         before = self.weight.detach().clone()
-        self.weight.grad = torch.zeros_like(self.weight) + gradient
-        assert self.steps.add(1.0, samples, self.replica.step)
+        assert give(self.replica, gradient, samples, step=self.replica.step)
         self.steps.boundary()
         return self.weight.detach() - before
 
@@ -243,7 +243,7 @@ def test_beside_rounds_of_few_values_all_of_its_way_is_sent_or_still_to_be_sent(
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     peer = Peer(shared())
-    peer.weight.grad = torch.full((3, 4), float("nan"))
-    assert not peer.steps.add(1.0, 4, 0)
+    assert not give(peer.replica, float("nan"), 4)
+    peer.steps.boundary()
     assert bool((peer.weight == 1.0).all())
     assert peer.steps.tally.samples == 0

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.devices import MOST_TIMES, Caller, Devices
+from dedloc_kit.learning.train.computing.card import Prepare
+from dedloc_kit.learning.train.computing.cards import MOST_TIMES, Caller, Cards
 from dedloc_kit.learning.train.computing.recomputing import Wanted
 from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.learning.train.state.state import Replica, TrainingState
+from dedloc_kit.learning.train.state.replica import Replica
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.run.config import RunConfig
 from tests.tiny import WIDTH, TinyTask, tiny_run
 
@@ -28,34 +30,39 @@ Loss = Callable[[nn.Module, dict[str, Tensor], int], Tensor]
 class Host:
     """So many CPU devices, and what takes their gradients."""
 
-    def __init__(self, run: RunConfig, count: int, losses: list[Loss] | None = None, in_step: bool = True) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        count: int,
+        losses: list[Loss] | None = None,
+        in_step: bool = True,
+        prepare: Prepare = dict,
+    ) -> None:
         task = TinyTask(run)
         self.state = TrainingState(task.build_model(), lambda m: build_optimizer(run.optimizer, groups(m)), run)
         self.replicas = [Replica(self.state, CPU) for _ in range(count)]
         self.gradients = self._gradients(run)
         self.batches = task.batches(MICROBATCH, 5, lambda _: None)
         caller = Caller(self._refresh, self.gradients.leave_out)
-        self.devices = Devices(self.replicas, losses or count * [task.loss], self.batches, caller, in_step=in_step)
+        given = losses or count * [task.loss]
+        self.cards = Cards(self.replicas, given, self.batches, caller, in_step=in_step, prepare=prepare)
         self.samples = 0
 
     def _gradients(self, run: RunConfig) -> Accumulator:
         if run.averaging.mode == "global-batch":
-            return Gradients([list(replica.model.parameters()) for replica in self.replicas], self.state.layout)
+            return Gradients(self.replicas)
         optimizer = build_optimizer(run.optimizer, groups(self.replicas[0].model))
         batch = run.averaging.local_batch
-        return LocalSteps(
-            self.replicas, self.state, optimizer, local_batch=batch, max_norm=1.0, learning_rate=lambda _: 0.01
-        )
+        return LocalSteps(self.replicas, optimizer, local_batch=batch, max_norm=1.0, learning_rate=lambda _: 0.01)
 
     def _refresh(self, number: int) -> None:
         self.replicas[number].refresh(lambda newer: self.gradients.rebase(newer, number), lambda: None)
 
     def turn(self) -> set[int]:
         """Who has computed something in it."""
-        computed = self.devices.compute()
-        for each in computed:
-            assert self.gradients.add(each.loss, each.samples, self.replicas[each.replica].step, each.replica)
-            self.samples += each.samples
+        computed = self.cards.compute()
+        assert all(each.finite for each in computed)
+        self.samples += sum(each.samples for each in computed)
         self.gradients.boundary()
         return {each.replica for each in computed}
 
@@ -84,7 +91,7 @@ def test_two_devices_give_what_one_gives_of_the_same_batches(averaging: dict[str
     assert two.gradients.tally.loss == pytest.approx(one.gradients.tally.loss)
     first, second = (list(replica.model.parameters()) for replica in two.replicas)
     assert all(map(torch.equal, first, second))
-    two.devices.close()
+    two.cards.close()
 
 
 def test_a_device_that_is_not_in_step_goes_on_while_another_computes() -> None:
@@ -103,7 +110,7 @@ def test_a_device_that_is_not_in_step_goes_on_while_another_computes() -> None:
     seen = set[int]()
     while 0 not in seen:
         seen |= host.turn()
-    host.devices.close()
+    host.cards.close()
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -133,7 +140,29 @@ def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_
         assert host.turn() == {1 - lost}
     assert host.gradients.tally.samples == given[1 - lost] + 3 * MICROBATCH
     assert host.outgoing().norm() > 0
-    host.devices.close()
+    host.cards.close()
+
+
+def test_what_a_card_computes_is_prepared_once_it_has_been_split() -> None:
+    run, prepared = tiny_run(), list[int]()
+
+    def prepare(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        prepared.append(len(batch["x"]))
+        return {**batch, "samples": torch.tensor([len(batch["x"])])}  # which cannot be split
+
+    def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        assert batch["samples"].tolist() == [len(batch["x"])]
+        if len(batch["x"]) > MICROBATCH // 2:
+            raise torch.OutOfMemoryError
+        return quick(model, batch, step)
+
+    quick: Loss = TinyTask(run).loss
+    host = Host(run, 1, [loss], prepare=prepare)
+    for _ in range(4):
+        host.turn()
+    assert prepared == [MICROBATCH, *3 * [MICROBATCH // 2]]
+    assert host.cards.recompute(wanted(host, 2)) is not None
+    assert prepared[-1] == 2
 
 
 def test_with_the_last_device_fails_the_volunteer(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +173,7 @@ def test_with_the_last_device_fails_the_volunteer(caplog: pytest.LogCaptureFixtu
     with pytest.raises(UserError, match="not even with one sample at once"):
         list(iter(host.turn, {0, 1}))
     assert sum("is left out" in text for text in caplog.messages) == 1
-    host.devices.close()
+    host.cards.close()
 
 
 def test_no_local_step_is_taken_without_the_device_that_takes_them() -> None:
@@ -157,7 +186,7 @@ def test_no_local_step_is_taken_without_the_device_that_takes_them() -> None:
     host = Host(run, 2, [failing, quick])
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
         host.turn()
-    host.devices.close()
+    host.cards.close()
 
 
 def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_left_out(
@@ -175,10 +204,10 @@ def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_l
         return loss
 
     host = Host(run, 3, [holding(2), holding(0), holding(1)])
-    assert host.devices.find_sizes() in ([2, 1], [1, 1])  # a busy machine may find one sample as fast
+    assert host.cards.find_sizes() in ([2, 1], [1, 1])  # a busy machine may find one sample as fast
     assert ["is left out" in text for text in caplog.messages] == [True]
     assert host.turn() == {0, 2}
-    host.devices.close()
+    host.cards.close()
 
 
 def wanted(host: Host, samples: int) -> Wanted:
@@ -197,14 +226,14 @@ def test_a_device_computes_again_what_suits_it_and_goes_on_as_if_nothing_had_bee
 
     quick: Loss = TinyTask(run).loss
     disturbed, other = Host(run, 1, [telling]), Host(run, 1)
-    assert disturbed.devices.recompute(wanted(disturbed, 1)) is None, "it is not known what it takes"
+    assert disturbed.cards.recompute(wanted(disturbed, 1)) is None, "it is not known what it takes"
     for _ in range(3):
         disturbed.turn(), other.turn()
-        assert disturbed.devices.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH)) is not None
-        assert disturbed.devices.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH + 1)) is None
+        assert disturbed.cards.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH)) is not None
+        assert disturbed.cards.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH + 1)) is None
     assert steps == [0, 7] * 3
     assert torch.equal(disturbed.outgoing(), other.outgoing())
-    disturbed.devices.close()
+    disturbed.cards.close()
 
 
 def test_a_device_that_waits_computes_again_what_others_do_not_have_to_stop_for() -> None:
@@ -219,9 +248,9 @@ def test_a_device_that_waits_computes_again_what_others_do_not_have_to_stop_for(
     host = Host(run, 2, [slow, quick], in_step=False)
     assert host.turn() == {1}
     running.wait(60)
-    assert host.devices.recompute(wanted(host, MICROBATCH)) is not None
+    assert host.cards.recompute(wanted(host, MICROBATCH)) is not None
     held.set()
-    host.devices.close()
+    host.cards.close()
 
 
 def test_a_device_that_fails_while_it_computes_again_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +264,7 @@ def test_a_device_that_fails_while_it_computes_again_is_left_out(caplog: pytest.
 
     host = Host(run, 2, [failing, quick])
     assert host.turn() == {0, 1}
-    assert host.devices.recompute(wanted(host, MICROBATCH)) is None
+    assert host.cards.recompute(wanted(host, MICROBATCH)) is None
     assert ["is left out" in text for text in caplog.messages] == [True]
     assert host.turn() == {1}
-    host.devices.close()
+    host.cards.close()
