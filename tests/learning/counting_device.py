@@ -1,219 +1,221 @@
-"""A device whose tensors lie in the main memory, which counts what a GPU would have to be waited for.
+"""A device for tests whose tensors lie in this process: counts what a program would have to wait for on a GPU.
 
-`python -m tests.learning.counting_device FOLDER TASK ...`, a process of its own: torch knows one such device at most.
+It is torch's PrivateUse1 backend, written in Python: each operation on its tensors comes through `Counted`, which does
+the same on the CPU. Slow, and only for counting. Autocast changes no type here.
 """
 
-import json
-import sys
 import traceback
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-NAME = "counting"
+NAME = "counted"
 _READS = {
-    "aten::_local_scalar_dense": "read",
-    "aten::_linalg_check_errors": "read",
-    "aten::is_nonzero": "read",
-    "aten::equal": "read",
-    "aten::nonzero": "count",
-    "aten::masked_select": "count",
-    "aten::repeat_interleave.Tensor": "count",
-    "aten::_unique2": "count",
-    "aten::unique_dim": "count",
+    "aten::_local_scalar_dense": "item",
+    "aten::is_nonzero": "item",
+    "aten::_linalg_check_errors": "item",
+    "aten::equal": "equal",
+    "aten::nonzero": "nonzero",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::unique_dim": "unique",
+    "aten::unique_consecutive": "unique",
+    "aten::repeat_interleave": "repeat_interleave",
 }
-_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-waits: Counter[str] = Counter()
-"""Each with the line of the kit that it belongs to."""
+"""Operations whose result, or its shape, is needed on the CPU."""
+_INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+_MADE = (
+    ("empty", "memory_format"),
+    ("empty_strided", ""),
+    ("arange", ""),
+    ("arange", "start"),
+    ("arange", "start_step"),
+    ("full", ""),
+    ("zeros", ""),
+    ("ones", ""),
+    ("eye", ""),
+    ("scalar_tensor", ""),
+    ("randperm", ""),
+    ("tril_indices", ""),
+    ("_to_copy", ""),
+)
+"""Operations that make tensors of the device out of nothing, or of the CPU's."""
 
 
 class _Module(_DummyBackendModule):
-    """What torch asks of a device's module."""
-
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
+        return [torch.bfloat16, torch.float16]
 
 
-_setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-DEVICE = torch.device(NAME, 0)
+class Counts:
+    """What was asked of the device."""
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        """By kind, and by the line of the package that asked."""
+        self.double: Counter[str] = Counter()
+        """Operations that made float64 tensors on the device."""
+
+    def wait(self, kind: str) -> None:
+        self.waits[f"{kind} in {_line()}"] += 1
 
 
-class OnDevice(Tensor):
-    """`raw` is the same on the CPU."""
+_counts = Counts()
+
+
+@contextmanager
+def counting() -> Iterator[Counts]:
+    """Counts what is asked of the device meanwhile."""
+    global _counts
+    before, _counts = _counts, Counts()
+    try:
+        yield _counts
+    finally:
+        _counts = before
+
+
+class Counted(Tensor):
+    """A tensor of the device; `raw` is the same on the CPU."""
 
     raw: Tensor
 
     @staticmethod
-    def __new__(cls, raw: Tensor) -> "OnDevice":
-        made: OnDevice = Tensor._make_wrapper_subclass(
-            cls, raw.size(), strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype, device=DEVICE
+    def __new__(cls, raw: Tensor) -> "Counted":
+        made: Counted = Tensor._make_wrapper_subclass(
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            device=torch.device(NAME, 0),
         )
         made.raw = raw
         return made
 
-    def __init__(self, raw: Tensor) -> None:
-        pass
+    def __init__(self, raw: Tensor) -> None: ...
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"OnDevice({tuple(self.shape)})"
+        return f"Counted({tuple(self.shape)}, {self.dtype})"
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, Counted)
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self.raw = other.raw
 
     def tolist(self) -> Any:
-        _count("read")
+        _counts.wait("tolist")
         return self.raw.tolist()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return _dispatched(func, args, kwargs or {})
+        return _dispatch(func, args, kwargs or {})
 
 
-def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name, overload = func._schema.name, func._overloadname
-    target = kwargs.get("device")
-    inward = target is not None and torch.device(target).type == NAME
-    if inward:
+def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name, device = func._schema.name, kwargs.get("device")
+    goes = device is not None and torch.device(device).type == NAME
+    if name == "aten::_to_copy":
+        return _copied(func, args, kwargs, goes)
+    _count(name, args, kwargs)
+    if device is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    if name == "aten::_to_copy" and target is not None:
-        outside = not isinstance(args[0], OnDevice)
-        if inward == outside and not kwargs.get("non_blocking"):
-            _count("copy")
-        made = func(*_raw(args), **_raw(kwargs))
-        return OnDevice(made) if inward else made
-    if name == "aten::copy_":
-        blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-        if isinstance(args[0], OnDevice) != isinstance(args[1], OnDevice) and blocking:
-            _count("copy")
-    if name in _INDEXING:
-        given = [each for each in args[1] if isinstance(each, Tensor)]
-        if any(each.dtype == torch.bool for each in given):
-            _count("count")
-        if any(not isinstance(each, OnDevice) for each in given):
-            _count("copy")
-    if kind := _READS.get(f"{name}.{overload}", _READS.get(name)):
-        _count(kind)
     result = func(*_raw(args), **_raw(kwargs))
-    if name.endswith("_") and args and isinstance(args[0], OnDevice) and isinstance(result, Tensor):
-        return args[0]
-    return _wrapped(result)
+    mine = {id(each.raw): each for each in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(each, Counted)}
+
+    def wrapped(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        if each.dtype == torch.float64:
+            _counts.double[name] += 1
+        own = mine.get(id(each))  # what is changed in place
+        return Counted(each) if own is None else own
+
+    return result if name == "aten::copy_" and not isinstance(args[0], Counted) else tree_map(wrapped, result)
+
+
+def _count(name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    if name in _READS:
+        _counts.wait(_READS[name])
+    elif name in _INDEXED:
+        indices = [each for each in args[1] if each is not None]
+        if any(each.dtype in (torch.bool, torch.uint8) for each in indices):
+            _counts.wait("boolean index")
+        if any(not isinstance(each, Counted) for each in indices):
+            _counts.wait("copy in")
+    elif name == "aten::copy_" and isinstance(args[0], Counted) != isinstance(args[1], Counted):
+        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        if waits:
+            _counts.wait("copy in" if isinstance(args[0], Counted) else "copy out")
+
+
+def _copied(func: Any, args: Any, kwargs: dict[str, Any], goes: bool) -> Any:
+    source = args[0]
+    leaves = isinstance(source, Counted) and not goes and kwargs.get("device") is not None
+    options = {**kwargs, "device": torch.device("cpu")}
+    result = func(*_raw(args), **options)
+    if leaves:
+        _counts.wait("copy out")
+        return result
+    if not isinstance(source, Counted) and not kwargs.get("non_blocking"):
+        _counts.wait("copy in")
+    if result.dtype == torch.float64:
+        _counts.double["aten::_to_copy"] += 1
+    return Counted(result)
 
 
 def _raw(tree: Any) -> Any:
-    return tree_map_only(OnDevice, lambda each: each.raw, tree)
+    return tree_map_only(Counted, lambda each: each.raw, tree)
 
 
-def _wrapped(tree: Any) -> Any:
-    return tree_map_only(Tensor, lambda each: each if isinstance(each, OnDevice) else OnDevice(each), tree)
+def _line() -> str:
+    """The line of the package that asked, and below it that of transformers."""
+    inner = ""
+    for frame in reversed(traceback.extract_stack(limit=80)):
+        file = frame.filename
+        if "/transformers/" in file and not inner:
+            inner = f" ({file.rsplit('/', 1)[1]}:{frame.lineno})"
+        if "/dedloc_kit/" in file and "/site-packages/" not in file:
+            return f"{file.rsplit('/', 1)[1]}:{frame.lineno}{inner}"
+    return "?" + inner
 
 
-def _count(kind: str) -> None:
-    ours = [frame for frame in traceback.extract_stack() if "/dedloc_kit/" in frame.filename]
-    where = f"{Path(ours[-1].filename).name}: {ours[-1].line}" if ours else "a backward pass"
-    waits[f"{kind} in {where}"] += 1
-
-
-_library = torch.library.Library("aten", "IMPL")
-_kept: list[Any] = [_library]
-
-
-def _implement() -> None:
-    """What makes tensors on the device without any of its tensors among the arguments."""
-    for name in ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "full",
-                 "zeros", "ones", "eye", "eye.m", "scalar_tensor"):  # fmt: skip
-        packet, _, overload = name.partition(".")
-        func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-        def make(*args: Any, _func: Any = func, **kwargs: Any) -> Any:
-            return _dispatched(_func, args, {key: value for key, value in kwargs.items() if key != "pin_memory"})
-
-        _library.impl(name, make, "PrivateUse1")
-
-    def to_copy(given: Tensor, **kwargs: Any) -> Any:
-        return _dispatched(torch.ops.aten._to_copy.default, (given,), kwargs)
-
-    _library.impl("_to_copy", to_copy, "PrivateUse1")
-
-
-_implement()
-
-
-def move(model: nn.Module) -> None:
-    """Take the place of a model's parameters and buffers; those that modules share stay shared."""
+def move(model: nn.Module) -> nn.Module:
+    """The model on the device; modules that share a parameter share it there, as on any other device."""
     moved: dict[int, Any] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                made = moved.setdefault(id(parameter), nn.Parameter(OnDevice(parameter.detach().clone())))
-                module._parameters[name] = made
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = moved.setdefault(id(buffer), OnDevice(buffer.clone()))
+                there = moved.setdefault(id(parameter), nn.Parameter(Counted(parameter.detach().clone())))
+                module._parameters[name] = there.requires_grad_(parameter.requires_grad)
+    return model.to(DEVICE)
 
 
-def noticed() -> dict[str, int]:
-    """How many waits it counts of what is known to wait, and of what does not."""
-    values = torch.arange(6.0).to(DEVICE)
-    places = torch.tensor([1, 3]).to(DEVICE)
+def _register() -> torch.device:
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    for name, overload in _MADE:
+        func = getattr(getattr(torch.ops.aten, name), overload or "default")
 
-    def filled(at: Any) -> None:
-        values.clone()[at] = 0.0
+        def made(*args: Any, func: Any = func, **kwargs: Any) -> Any:
+            kwargs.pop("pin_memory", None)
+            if func._schema.name == "aten::_to_copy":
+                return _dispatch(func, args, kwargs)
+            return _dispatch(func, args, {**kwargs, "device": kwargs.get("device")})
 
-    told: dict[str, Any] = {
-        "item": lambda: values.sum().item(),
-        "truth": lambda: bool(values.sum() > 0),
-        "list": values.tolist,
-        "copy": values.cpu,
-        "filled": lambda: torch.tensor([1.0, 2.0], device=DEVICE),
-        "like": lambda: values.new_tensor([1.0]),
-        "boolean": lambda: values[values > 2],
-        "boolean filled": lambda: filled(values > 2),
-        "listed": lambda: values[[1, 3]],
-        "nonzero": values.nonzero,
-        "inverse": torch.eye(3, device=DEVICE).inverse,
-        "places": lambda: values[places],
-        "chosen": lambda: torch.where(values > 2, values, 0.0).cumsum(0),
-        "made": lambda: torch.zeros(3, device=DEVICE) + torch.arange(3, device=DEVICE),
-    }
-    found = {}
-    for name, call in told.items():
-        waits.clear()
-        call()
-        found[name] = waits.total()
-    return found
+        _library.impl(f"{name}.{overload}" if overload else name, made, "PrivateUse1")
+    _autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    return torch.device(NAME, 0)
 
 
-def measured(name: str, folder: Path) -> dict[str, Any]:
-    """The waits of the third microbatch of a task, and its losses and gradients here and on the CPU."""
-    from dedloc_kit.learning.task import create_task, prepared
-    from tests.learning.every_task import run_of
-
-    run = run_of(name, folder)
-    ours, plain = create_task(run), create_task(run)
-    there, here = ours.build_model(), plain.build_model()
-    move(there)
-    batches, losses = ours.batches(4, 0, print), []
-    for _ in range(3):
-        batch = next(batches)
-        given = prepared(ours, batch, DEVICE)
-        waits.clear()
-        loss = ours.loss(there, given, 0)
-        loss.backward()
-        counted = dict(waits)
-        expected = plain.loss(here, plain.prepare(batch), 0)
-        expected.backward()
-        losses.append((loss.item(), expected.item()))
-    one, other = (_gradient(model) for model in (there, here))
-    return {"waits": counted, "losses": losses, "gradients off": float((one - other).norm() / other.norm())}
-
-
-def _gradient(model: nn.Module) -> Tensor:
-    return torch.cat([each.grad.cpu().flatten() for each in model.parameters() if each.grad is not None])
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    found = {name: measured(name, folder) for name in sys.argv[2:]}
-    sys.stdout.write(json.dumps({"noticed": noticed(), **found}))
+_library, _autocast = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+DEVICE = _register()

@@ -1,0 +1,48 @@
+"""A card adds up the gradients that are stored, for each kind of task; see `tests.learning.references`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dedloc_kit.learning.train.computing.card import Card, samples_in
+from dedloc_kit.learning.train.flat_model import FlatModel
+from tests.learning import references
+from tests.learning.reference_runs import write_tokenizers
+from tests.learning.test_references import GRADIENTS
+
+NAMES = ("albert-words", "causal-llama", "encoder-modernbert", "swav-queue", "text-to-image-tied")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    write_tokenizers(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_adds_up_the_gradients_that_are_stored(name: str, tokenizers: Path) -> None:
+    figures = json.loads(references.FIGURES.read_text(encoding="utf-8"))[name]
+    run, batches = references.run_of(name, tokenizers), references.stored_batches(name)
+    training = references.Training(run)
+    training.load(references.drawn(training.tensors(), figures["weights"]))
+    replica = FlatModel(training.model, torch.device("cpu"))
+    card = Card(replica, training.task.loss, prepare=training.task.prepare)
+    losses, sizes = [], set()
+    for step, batch in enumerate(batches):
+        replica.step = step
+        assert card.submit(batch)
+        losses += [computed.loss for computed in card.results()]
+        sizes.add(samples_in(batch))
+    assert losses == pytest.approx(figures["losses"], rel=1e-6)
+    (samples,) = sizes  # so that each batch weighs the same
+    snapshot, expected = card.snapshot(), references.stored_gradients(name)
+    assert snapshot is not None
+    names = [key for key, _ in training.model.named_parameters()]
+    assert set(names) == expected.keys()
+    largest = max(float(each.abs().max()) for each in expected.values())
+    for key, gradient in zip(names, snapshot.gradients, strict=True):
+        far = float((gradient / samples - expected[key]).abs().max()) / largest
+        assert far <= GRADIENTS.get(name, 1e-6), key
