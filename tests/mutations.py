@@ -5611,7 +5611,7 @@ MUTATIONS = (
     Mutation(
         "a text of a dictionary is expanded in all rows at once",
         "learning/data/sources/pages.py",
-        "rows = max(1, min(rows, MAX_BATCH // chunk.widest))",
+        "rows = max(1, min(rows, MAX_BATCH // max(chunk.widest, chunk.densest)))",
         "pass",
         "tests/learning/data/sources/test_pages.py -k a_few_at_a_time",
     ),

@@ -13,6 +13,7 @@ from pyarrow import compute, parquet
 from dedloc_kit.learning.data.sources.charsets import NOT_UTF8
 from dedloc_kit.learning.data.sources.formats import BadRow, Row, Unusable, no_column, with_columns
 from dedloc_kit.learning.data.sources.tables import MAX_ROW, TOO_LONG
+from dedloc_kit.learning.data.sources.thrift import I32, STRUCT, header
 
 MAX_PAGE, MAX_COLUMN, RATIO = 2**27, 2**28, 16
 """Bytes that a page, and a column of lists in a row group, may become; more only if they are at most `RATIO` times as
@@ -20,24 +21,29 @@ many as lie in the file."""
 MAX_BATCH = 2**26
 """Bytes of a column that are expanded at a time, unless one row has more."""
 
+MAX_HELD = 2**26
+"""Bytes of a column of a row group, as they lie in the file, that are held; of a larger one a page is read at a time.
+"""
+
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 """Kinds of pages."""
 _ENCODINGS = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 """How long values encoded so become, or the lengths of them, only unpacking would tell."""
-_I32, _STRUCT = 5, 12
-_MAX_DEPTH = 8
 _ROWS_AT_ONCE = 500
+_READ_AT_ONCE, _LOOKED_AT = 2**20, 2**14
 
 
 @dataclass
 class _Chunk:
     """A column of a row group, as it lies in the file, and what its pages claim."""
 
-    data: bytes
+    data: "bytes | _Window"
     lists: bool
     texts: bool
     widest: int
     """Bytes that one value takes at most beside its page: a text of a dictionary may stand there again and again."""
+    densest: int = 1
+    """Bytes that one value takes on average in the page where this is most."""
     values: int = 0
     unpacked: int = 0
     """Bytes of all pages."""
@@ -81,15 +87,19 @@ class Parquet:
         file, dictionaries = self._file, []
         for name, chunk in self._load(group, columns).items():
             if not chunk.lists:
-                rows = max(1, min(rows, MAX_BATCH // chunk.widest))
+                rows = max(1, min(rows, MAX_BATCH // max(chunk.widest, chunk.densest)))
             elif chunk.texts and chunk.whole > MAX_BATCH:
                 dictionaries.append(name)
                 _bound(f"the column '{name}'", chunk.unpacked + chunk.values * 8, MAX_COLUMN, len(chunk.data))
             else:
                 _bound(f"the column '{name}'", chunk.whole, MAX_COLUMN, len(chunk.data))
-        if dictionaries:
+        if dictionaries or not self._content.holds_all:
             file = parquet.ParquetFile(
-                self._content, metadata=self.metadata, read_dictionary=dictionaries, pre_buffer=False
+                self._content,
+                metadata=self.metadata,
+                read_dictionary=dictionaries,
+                pre_buffer=False,
+                buffer_size=0 if self._content.holds_all else _READ_AT_ONCE,
             )
         yield from file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
@@ -120,25 +130,40 @@ class _Content:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.chunks: dict[int, bytes] = {}
+        self.chunks: dict[int, bytes | _Window] = {}
         """By their places."""
+        self._reached: dict[int, int] = {}
+        """Up to where each was read."""
 
-    def load(self, begin: int, length: int) -> Any:
-        """Read a part of the file; raises Unusable if it has no such part."""
+    @property
+    def holds_all(self) -> bool:
+        return not any(isinstance(chunk, _Window) for chunk in self.chunks.values())
+
+    def load(self, begin: int, length: int) -> "bytes | _Window":
+        """A part of the file, which is read if it is small; raises Unusable if there is no such part."""
         size = self._file.seek(0, io.SEEK_END)
         if min(begin, length) < 0 or begin + length > size:
             raise Unusable("names places that are not in it; download it, or write it, again")
-        self._file.seek(begin)
-        self.chunks[begin] = data = self._file.read(length)
-        return data
+        self._reached[begin] = begin
+        if length > MAX_HELD:
+            self.chunks[begin] = _Window(self._file, begin, length)
+        else:
+            self._file.seek(begin)
+            self.chunks[begin] = self._file.read(length)
+        return self.chunks[begin]
 
     def read(self, size: int = -1) -> Any:
         at = self._file.tell()
         if not self.chunks:
             return self._file.read(size)
-        if len(self.chunks.get(at, b"")) != size:
-            raise Unusable("is no Parquet file as others write them; write it again")
-        return self.chunks[at]
+        for begin, chunk in self.chunks.items():
+            # From its first page on, as it was looked at: what is a page follows from where one begins.
+            if at in (begin, self._reached.get(begin)) and 0 <= size <= begin + len(chunk) - at:
+                self._reached[begin] = at + size
+                if isinstance(chunk, _Window):
+                    return self._file.read(size)
+                return chunk if size == len(chunk) else chunk[at - begin : at - begin + size]
+        raise Unusable("is no Parquet file as others write them; write it again")
 
     def seek(self, offset: int, whence: int = 0) -> Any:
         return self._file.seek(offset, whence)
@@ -160,6 +185,25 @@ class _Content:
         return False
 
 
+class _Window:
+    """The bytes of a large part of a file one by one; a few of them are held."""
+
+    def __init__(self, file: Any, begin: int, length: int) -> None:
+        self._file, self._begin, self._length = file, begin, length
+        self._at, self._held = 0, b""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, at: int) -> int:
+        if at >= self._length:
+            raise IndexError
+        if not self._at <= at < self._at + len(self._held):
+            self._file.seek(self._begin + at)
+            self._at, self._held = at, self._file.read(min(_LOOKED_AT, self._length - at))
+        return int(self._held[at - self._at])
+
+
 def _bound(what: str, claimed: int, free: int, lies: int) -> None:
     if claimed > max(free, RATIO * lies):
         raise Unusable(
@@ -176,12 +220,14 @@ def _look(chunk: _Chunk, name: str, values: int) -> None:
     at = 0
     while chunk.values < values:
         try:
-            header, at = _header(chunk.data, at, 0)
-            kind, unpacked, lies = header[1, _I32], header[2, _I32], header[3, _I32]
-            described = header.get((8 if kind == _DATA_2 else 5, _STRUCT), {})
+            found, at = header(chunk.data, at)
+            kind, unpacked, lies = found[1, I32], found[2, I32], found[3, I32]
+            described = found.get((8 if kind == _DATA_2 else 5, STRUCT), {})
             if kind in (_DATA, _DATA_2):
-                chunk.values += max(described[1, _I32], 0)
-                encoding = _ENCODINGS.get(described[4 if kind == _DATA_2 else 2, _I32])
+                values_in = max(described[1, I32], 0)
+                chunk.values += values_in
+                chunk.densest = max(chunk.densest, unpacked // max(values_in, 1))
+                encoding = _ENCODINGS.get(described[4 if kind == _DATA_2 else 2, I32])
             else:
                 encoding = None
         except (IndexError, KeyError, ValueError):
@@ -195,51 +241,6 @@ def _look(chunk: _Chunk, name: str, values: int) -> None:
         if kind == _DICTIONARY and chunk.texts:
             chunk.widest = max(chunk.widest, unpacked)
         at += lies
-
-
-def _header(data: bytes, at: int, depth: int) -> tuple[dict[tuple[int, int], Any], int]:
-    """The numbers and structures of a Thrift structure by (field, type), in the compact protocol; where it ends.
-
-    https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
-    """
-    found: dict[tuple[int, int], Any] = {}
-    field = 0
-    while head := data[at]:
-        at += 1
-        kind = head & 15
-        if head >> 4:
-            field += head >> 4
-        else:
-            field, at = _number(data, at)
-        value: Any = None
-        if kind in (4, _I32, 6):
-            value, at = _number(data, at)
-        elif kind == _STRUCT and depth < _MAX_DEPTH:
-            value, at = _header(data, at, depth + 1)
-        elif kind in (3, 7):
-            at += 1 if kind == 3 else 8
-        elif kind == 8:
-            length, at = _varint(data, at)
-            at += length
-        elif kind not in (1, 2):  # booleans, which are their kind
-            raise ValueError(f"a header of a page holds a field of type {kind}")
-        found[field, kind] = value
-    return found, at + 1
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if shift > 63:
-            raise ValueError("a number is too long")
-    return value | data[at] << shift, at + 1
 
 
 def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterator[Row]:

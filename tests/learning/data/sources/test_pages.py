@@ -1,7 +1,9 @@
 """Parquet files that take many times what they have: refused, or read a little at a time."""
 
+import base64
 import io
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
-from dedloc_kit.learning.data.sources.pages import Parquet, parquet_rows
+from dedloc_kit.learning.data.sources.pages import MAX_BATCH, Parquet, parquet_rows
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text.token_shards import SENTENCES, TOKENS, VOCABULARY, read_token_shard
 
@@ -38,6 +40,33 @@ def test_a_text_that_stands_in_many_rows_is_expanded_a_few_at_a_time() -> None:
         if number == 20:
             return
     raise AssertionError("there are 300")
+
+
+class Watched(io.BytesIO):
+    """A file that knows the longest read."""
+
+    most = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        self.most = max(self.most, len(found))
+        return found
+
+
+def test_of_a_large_row_group_a_page_is_read_at_a_time_and_few_long_texts() -> None:
+    generator = np.random.default_rng(0)
+    texts = [base64.b64encode(generator.bytes(3 * 2**18)).decode() for _ in range(100)]
+    options = {"use_dictionary": False, "write_batch_size": 1, "compression": "snappy"}
+    file = Watched(written({"text": texts, "other": list(range(100))}, **options).getvalue())
+    assert parquet.read_metadata(file).num_row_groups == 1
+    file.most, before, most = 0, pyarrow.total_allocated_bytes(), 0
+    for row, text in zip(parquet_rows(file, ("text", "other")), texts, strict=True):
+        assert isinstance(row, dict)
+        assert row["text"] == text
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert file.most < 2**22, "and not 100 MB"
+    assert most < MAX_BATCH + 2**24
+    assert [row["text"] for row in islice(parquet_rows(file, ("text",), 97), 3) if isinstance(row, dict)] == texts[97:]
 
 
 def test_a_page_is_refused_that_unpacks_to_very_much_more_than_lies_in_the_file() -> None:
