@@ -1,9 +1,10 @@
 """Token ids as Parquet files: whoever reads them neither tokenizes nor downloads more than it must."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -17,16 +18,47 @@ from dedloc_kit.learning.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
 """The columns: a list of ids, and a list of the number of tokens up to each sentence's end."""
-VOCABULARY = b"dedloc_kit.vocabulary"
-"""The key of the vocabulary's hash in a file's metadata."""
+VOCABULARY, TOTAL = b"dedloc_kit.vocabulary", b"dedloc_kit.tokens"
+"""The keys of the vocabulary's hash and of the number of tokens in a file's metadata."""
+GROUP_TOKENS, GROUP_DOCUMENTS = 2**17, 500
+"""What one row group holds at most: a reader fetches it at once. A single longer document has one of its own."""
+FILE_TOKENS = 32_000_000
+"""A file is closed once it holds so many."""
 
-_ROWS_AT_ONCE = 500
-"""Documents in one row group, which a reader fetches at once."""
-_TOKENS_IN_A_FILE = 32_000_000
+_AGAIN = "write it again with: dedloc prepare tokens RUN.toml"
 
 
-def write_token_shards(documents: Iterable[Document], folder: Path, vocabulary_hash: str, vocabulary: int) -> int:
-    """Write documents to `train-00000.parquet` and so on in an existing folder; returns the number of tokens."""
+class Written(NamedTuple):
+    """What a file holds."""
+
+    documents: int
+    tokens: int
+
+
+def write_token_shards(
+    documents: Iterable[Document], folder: Path, vocabulary_hash: str, vocabulary: int, size: int = FILE_TOKENS
+) -> int:
+    """Write documents to `train-00000.parquet` and so on in an existing folder; returns the number of tokens.
+
+    :param size: tokens; a file that holds so many is closed
+    """
+    documents, total = iter(documents), 0
+    for number in count():
+        path = shard_path(folder, number)
+        written = write_token_shard(_first(documents, size), path, vocabulary_hash, vocabulary)
+        total += written.tokens
+        if not written.documents:
+            break
+    return total
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where a dataset's file of this number lies, from 0 on."""
+    return folder / f"train-{number:05d}.parquet"
+
+
+def write_token_shard(documents: Iterable[Document], path: Path, vocabulary_hash: str, vocabulary: int) -> Written:
+    """Write all documents to one file, which appears when it is whole; without any there is none."""
     schema = pyarrow.schema(
         [
             (TOKENS, pyarrow.list_(pyarrow.from_numpy_dtype(ids_dtype(vocabulary)))),
@@ -34,22 +66,70 @@ def write_token_shards(documents: Iterable[Document], folder: Path, vocabulary_h
         ],
         metadata={VOCABULARY: vocabulary_hash},
     )
-    documents = iter(documents)
-    some = list(islice(documents, _ROWS_AT_ONCE))
-    total = 0
-    for number in count():
-        if not some:
-            return total
-        written = 0
-        path = folder / f"train-{number:05d}.parquet"
-        with parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=False) as writer:
-            while some and written < _TOKENS_IN_A_FILE:
-                columns = [lists([d.ids for d in some]), lists([d.ends for d in some])]
+    groups = _groups(documents)
+    group = next(groups, None)
+    if group is None:
+        return Written(0, 0)
+    number = total = 0
+    temporary = path.with_name(f"{path.name}.partial")
+    try:
+        with parquet.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=False) as writer:
+            while group:
+                columns = [lists([document.ids for document in group]), lists([document.ends for document in group])]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-                written += sum(len(document.ids) for document in some)
-                some = list(islice(documents, _ROWS_AT_ONCE))
-        total += written
-    raise AssertionError("not reached")
+                number, total = number + len(group), total + sum(len(document.ids) for document in group)
+                group = next(groups, None)
+            writer.add_key_value_metadata({TOTAL: str(total)})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Written(number, total)
+
+
+def _first(documents: Iterator[Document], tokens: int) -> Iterator[Document]:
+    """Documents until they have so many tokens."""
+    while tokens > 0 and (document := next(documents, None)) is not None:
+        tokens -= len(document.ids)
+        yield document
+
+
+def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents as they stand together in a row group."""
+    group, tokens = list[Document](), 0
+    for document in documents:
+        if group and (len(group) == GROUP_DOCUMENTS or tokens + len(document.ids) > GROUP_TOKENS):
+            yield group
+            group, tokens = [], 0
+        group.append(document)
+        tokens += len(document.ids)
+    if group:
+        yield group
+
+
+def tokens_in(shard: Shard, vocabulary_hash: str, warn: Warn) -> int:
+    """How many tokens a file of token ids holds, from its metadata alone. Errors as `read_token_shard`."""
+    retries = Retries(shard.path, warn)
+    while True:
+        try:
+            with opened(shard.path, parquet=True) as content, Parquet(content) as file:
+                _check(file.schema, vocabulary_hash)
+                return _total(file.metadata)
+        except Unusable as error:
+            raise Unusable(f"{shard.path} {error}") from None
+        except Exception as error:
+            retries.wait_or_raise(error)
+
+
+def _total(metadata: Any) -> int:
+    """What the file says; raises Unusable if its row groups say otherwise."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    values = sum(column.num_values for column in columns if column.path_in_schema.startswith(f"{TOKENS}."))
+    said = (metadata.metadata or {}).get(TOTAL, b"")[:20]
+    # An empty list counts as a value.
+    if not said.isdigit() or not values - metadata.num_rows <= int(said) <= values:
+        raise Unusable(f"does not say how many tokens it holds; {_AGAIN}")
+    return int(said)
 
 
 def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: Warn) -> Iterator[Document]:
@@ -96,12 +176,10 @@ def _check(schema: Any, vocabulary_hash: str) -> None:
     if not {TOKENS, SENTENCES} <= set(schema.names):
         raise Unusable(
             f"has no columns '{TOKENS}' and '{SENTENCES}'; "
-            "write it with: dedloc tokenizer RUN.toml --shards, or leave 'tokenized' out of the source"
+            "write it with: dedloc prepare tokens RUN.toml, or leave 'tokenized' out of the source"
         )
     if (schema.metadata or {}).get(VOCABULARY) != vocabulary_hash.encode():
-        raise Unusable(
-            "was written with another tokenizer than the run's; write it again with: dedloc tokenizer RUN.toml --shards"
-        )
+        raise Unusable(f"was written with another tokenizer than the run's; {_AGAIN}")
 
 
 def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:

@@ -15,9 +15,14 @@ from dedloc_kit.learning.data.text.sentences import sentences
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
+MAX_TOKENS = 2**16
+"""Of a document; a longer one is cut into several."""
+
 _PARTS_AT_ONCE = 32
 _MAX_PIECE = 50_000
 """Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
+_ENDS = (". ", "! ", "? ", "\n", "। ", "۔ ", "؟ ", "。", "！", "？")
+"""The end of a sentence in the scripts that mark it: where a text is cut, if it must be."""
 _REMEMBERED_WORDS, _MAX_WORD = 200_000, 32
 """Words, about 50 MB of them, and characters. What is longer is no word, or one that does not come again."""
 
@@ -75,7 +80,7 @@ class DocumentTokenizer:
         while some := list(islice(parts, _PARTS_AT_ONCE)):
             made = self._tokenized([part for part in some if isinstance(part, str)])
             for part in some:
-                yield next(made) if isinstance(part, str) else part
+                yield from cut(next(made)) if isinstance(part, str) else [part]
 
     def _tokenized(self, texts: list[str]) -> Iterator[Document]:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the
@@ -159,12 +164,31 @@ def hash_of_tokens(tokens: Iterable[str]) -> str:
     return hashlib.sha256("\x00".join(tokens).encode()).hexdigest()[:16]
 
 
+def cut(document: Document, most: int = MAX_TOKENS) -> Iterator[Document]:
+    """The document in parts of at most `most` tokens, cut at the ends of sentences where there are any."""
+    start, length = 0, len(document.ids)
+    while length - start > most:
+        last = int(np.searchsorted(document.ends, start + most, side="right")) - 1
+        end = int(document.ends[last]) if last >= 0 and document.ends[last] > start + most // 2 else start + most
+        yield _part(document, start, end)
+        start = end
+    yield _part(document, start, length) if start else document
+
+
+def _part(document: Document, start: int, end: int) -> Document:
+    ends = document.ends[(document.ends > start) & (document.ends < end)] - start
+    return Document(document.ids[start:end].copy(), np.append(ends, end - start).astype(document.ends.dtype))
+
+
 def _pieces(text: str) -> Iterator[str]:
-    """The text in parts of a bounded length, cut between words where there are any."""
+    """The text in parts of a bounded length, cut between sentences where there are any, or between words."""
     start = 0
     while len(text) - start > _MAX_PIECE:
-        end = text.rfind(" ", start + _MAX_PIECE // 2, start + _MAX_PIECE)
-        end = end if end > 0 else start + _MAX_PIECE
+        window = start + _MAX_PIECE // 2, start + _MAX_PIECE
+        end = max(text.rfind(mark, *window) for mark in _ENDS) + 1
+        if not end:
+            space = text.rfind(" ", *window)
+            end = space if space >= 0 else start + _MAX_PIECE
         yield text[start:end]
         start = end
     yield text[start:]

@@ -8,10 +8,11 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.sources.stream import mixture
 from dedloc_kit.learning.data.text import token_shards
-from dedloc_kit.learning.data.text.token_shards import read_token_shard, write_token_shards
+from dedloc_kit.learning.data.text.token_shards import read_token_shard, tokens_in, write_token_shards
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source
 
@@ -41,14 +42,56 @@ def same(one: list[Document], other: list[Document]) -> bool:
     )
 
 
-def test_what_is_read_is_what_was_written_over_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_shards, "_TOKENS_IN_A_FILE", 40_000)
+def test_what_is_read_is_what_was_written_over_several_files(tmp_path: Path) -> None:
     documents = list(make(2600))
-    assert write_token_shards(iter(documents), tmp_path, HASH, 1000) == sum(len(d.ids) for d in documents)
+    assert write_token_shards(iter(documents), tmp_path, HASH, 1000, 40_000) == sum(len(d.ids) for d in documents)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"train-{number:05d}.parquet" for number in range(3)]
     assert same([document for file in files for document in read(file)], documents)
     assert all(document.ids.dtype == np.uint16 and document.ids.base is None for document in read(files[0]))
+
+
+def test_a_file_tells_how_many_tokens_it_holds(tmp_path: Path) -> None:
+    documents = list(make(1200))
+    total = write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    shard = Shard(str(tmp_path / "train-00000.parquet"), "parquet")
+    assert tokens_in(shard, HASH, fail) == total
+    with pytest.raises(Unusable, match="another tokenizer"):
+        tokens_in(shard, "other", fail)
+
+
+@pytest.mark.parametrize("said", [None, b"", b"-3", b"x", b"0", b"4", b"9" * 5000])
+def test_a_file_that_lies_about_its_tokens_is_refused(tmp_path: Path, said: bytes | None) -> None:
+    columns = {
+        "tokens": pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint16())),
+        "sentences": pyarrow.array([[2], [1]], pyarrow.list_(pyarrow.uint32())),
+    }
+    metadata = {token_shards.VOCABULARY: HASH} | ({} if said is None else {token_shards.TOTAL: said})
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), tmp_path / "lies.parquet")
+    with pytest.raises(Unusable, match="does not say how many tokens it holds"):
+        tokens_in(Shard(str(tmp_path / "lies.parquet"), "parquet"), HASH, fail)
+
+
+def test_a_row_group_has_a_bounded_number_of_tokens(tmp_path: Path) -> None:
+    lengths = [2**16, 2**16, 1, 2**16, 2**17 + 5, 7] + [1] * 600
+    documents = [Document(np.zeros(n, np.uint16), np.array([n], np.uint32)) for n in lengths]
+    write_token_shards(documents, tmp_path, HASH, 1000)
+    metadata = parquet.read_metadata(tmp_path / "train-00000.parquet")
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    tokens = [group.column(0).num_values for group in groups]
+    assert [group.num_rows for group in groups] == [2, 2, 1, 500, 101]
+    assert tokens == [2**17, 2**16 + 1, 2**17 + 5, 506, 101]
+    assert same(read(tmp_path / "train-00000.parquet"), documents)
+
+
+def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
+    def broken() -> Iterator[Document]:
+        yield from make(600)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_token_shards(broken(), tmp_path, HASH, 1000)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_documents_make_no_file(tmp_path: Path) -> None:

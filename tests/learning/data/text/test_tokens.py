@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.learning.data.text import tokens
 from dedloc_kit.learning.data.text.sentences import sentences
-from dedloc_kit.learning.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
+from dedloc_kit.learning.data.text.tokens import MAX_TOKENS, Document, DocumentTokenizer, cut, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["River and sea. A bank! Is the boat here? Yes", "আমি ভাত খাই। তুমি ৩.৫ টাকা খাও?", "One sentence", "", "Sea. River."]
@@ -125,6 +125,32 @@ def test_one_huge_text_is_tokenized_in_pieces_of_bounded_length_and_loses_no_wor
     assert words == ["river", "and", "sea"] * 700 + ["sea"]
     unbroken = list(DocumentTokenizer(tokenizer, "en").documents(["river" * 1000]))
     assert len(unbroken) == 5
+
+
+@pytest.mark.parametrize("sentence", ["River and sea by the bank. ", "River and sea\n", "河と海。", "নদী ও সাগর। "])
+def test_a_huge_text_is_cut_between_sentences(tokenizer: Any, sentence: str) -> None:
+    length = 60_000 // len(sentence)
+    made = list(DocumentTokenizer(tokenizer, "bn").documents([sentence * length]))
+    assert len(made) == 2
+    once = tokenizer.encode(sentence.strip(), add_special_tokens=False)
+    assert all(document.ids.tolist() == once * (len(document.ids) // len(once)) for document in made)
+    assert sum(len(document.ids) for document in made) == len(once) * length
+
+
+def test_a_text_without_spaces_has_documents_of_a_bounded_length(tokenizer: Any) -> None:
+    for language in ("th", None):
+        made = list(DocumentTokenizer(tokenizer, language).documents(["การเดินทางของแม่น้ำ" * 20_000]))
+        assert len(made) == 8
+        assert max(len(document.ids) for document in made) <= MAX_TOKENS
+
+
+def test_a_long_document_is_cut_at_the_ends_of_sentences() -> None:
+    document = Document(np.arange(30, dtype=np.uint16), np.array([3, 9, 11, 12, 30], dtype=np.uint32))
+    parts = list(cut(document, 10))
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), document.ids)
+    assert [part.ends.tolist() for part in parts] == [[3, 9], [2, 3, 10], [10], [1]]
+    assert all(part.ids.dtype == np.uint16 and part.ends[-1] == len(part.ids) for part in parts)
+    assert list(cut(document, 30)) == [document]
 
 
 def test_a_vocabulary_is_named_by_its_tokens_and_their_order(tokenizer: Any, tmp_path: Path) -> None:
