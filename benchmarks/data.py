@@ -5,7 +5,7 @@ turns, and the seconds are the processor's, so that other work on the machine hi
 
 - *original*: every sentence is tokenized alone to count its tokens, the joined pair once more, and transformers'
   `DataCollatorForLanguageModeling` pads and masks (written after the description of DeDLOC's recipe);
-- *from text* and *from tokens*: what a volunteer runs, on text and on shards of `dedloc tokenizer --shards`;
+- *from text* and *from tokens*: what a volunteer runs, on text and on shards of `dedloc prepare tokens`;
 - *bare tokenizer*: the documents through the tokenizer, its ids thrown away. Its instances are those of *from text*.
 
 *Padding* is the share of the batches' tokens that carry no text.
@@ -14,7 +14,7 @@ With `--task causal`: how fast do packed sequences come, beside transformers' us
 for causal models does (`run_clm.py`): tokenize and then concatenate and cut in two calls of `datasets.map`, and
 transformers' collator over a `DataLoader`. Each row goes once through as many tokens as the text has.
 
-With `--task text-to-image`: how fast do samples come from shards of `dedloc images --shards` (*read*), beside decoding
+With `--task text-to-image`: how fast do samples come from shards of `dedloc prepare images` (*read*), beside decoding
 and encoding the same pictures on each volunteer's machine with the small picture model of the kit (*encoded*)?
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.picture_model recipes/text-to-image/run.toml --overrides recipes/text-to-image/smoke.toml
 
 writes the folder that `task.pictures.model` names, for codes as `[task.pictures]` says, from the pictures of
-`images.sources`. `dedloc images RUN.toml` then tells what it makes of pictures that it has not seen. For the small
-form of text-to-image it takes seven or eight minutes of one core.
+`images.sources`. `dedloc prepare images RUN.toml` then tells what it makes of pictures that it has not seen. For the
+small form of text-to-image it takes seven or eight minutes of one core.
 """
 
 import argparse

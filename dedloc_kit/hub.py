@@ -30,7 +30,7 @@ _OF_A_NEW_REPOSITORY = {
     *(".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"),
     *("picture_model.json", "picture_model.safetensors"),
 }
-"""Files that may be there before the run: `dedloc tokenizer` and `dedloc images` push first what it needs."""
+"""Files that may be there before the run: `dedloc prepare` pushes first what it needs."""
 _FOR_NOW = {408, 409, 412, 425, 429}
 """Answers of the Hub to a request that may succeed when it is made again."""
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"

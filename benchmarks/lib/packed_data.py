@@ -15,7 +15,7 @@ from typing import Any
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.organizer.pretokenize import prepare_shards, sources_toml
+from dedloc_kit.organizer.prepare_tokens import prepare_tokens, sources_toml
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -29,7 +29,7 @@ def packed(options: argparse.Namespace) -> int:
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
         text_run = _run(folder, [{"dataset": str(path)} for path in options.text], options)
         prepare_tokenizer(text_run, 5_000_000)
-        tokens = prepare_shards(text_run, folder / "tokens")
+        tokens = sum(made.tokens for made in prepare_tokens(text_run, folder / "tokens").values())
         shards = tomllib.loads(sources_toml(text_run, str(folder / "tokens"), None))["data"]["train"]
         token_run = _run(folder, shards, options)
         tokenizer = Causal(text_run).tokenizer

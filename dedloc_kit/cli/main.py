@@ -17,7 +17,6 @@ from dedloc_kit.cli.commands import (
     demo,
     doctor,
     evaluate,
-    images,
     invite,
     join,
     launch,
@@ -26,11 +25,11 @@ from dedloc_kit.cli.commands import (
     new,
     notebook,
     orders,
+    prepare,
     revoke,
     rewind,
     serve,
     status,
-    tokenizer,
 )
 from dedloc_kit.display.console import complain, log_to_terminal, mention
 from dedloc_kit.errors import UserError
@@ -39,9 +38,8 @@ from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.version import __version__
 
 COMMANDS = (
-    *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, lend, notebook, serve, api, dashboard, status, doctor),
-    *(evaluate, tokenizer, images),
+    *(demo, new, prepare, check, launch, orders, decay, rewind, login, invite, revoke),
+    *(join, lend, notebook, serve, api, dashboard, status, doctor, evaluate),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

@@ -45,7 +45,7 @@ PURPOSES = {
 
 _DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
 _SHARDS = """\
-# `dedloc tokenizer run.toml --shards` turns it into token ids: volunteers then neither tokenize nor download as much.
+# `dedloc prepare tokens run.toml` turns it into token ids: volunteers then neither tokenize nor download as much.
 """
 _PICTURES = """\
 # What it learns from: `column` and `caption` are where the pictures are and the words for them. Name with `unsafe` what
@@ -115,9 +115,9 @@ def next_commands(folder: Path) -> list[str]:
     path = folder / "run.toml"
     run = load_run(path)
     options, check = run.task.options, f"dedloc check {path}"
-    commands = [f"dedloc tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
+    commands = [f"dedloc prepare tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
     if _draws(run):
-        commands = [f"dedloc images {path} --shards"]
+        commands = [f"dedloc prepare images {path} --shards"]
     elif commands and "start" in options:
         commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
         if run.data.evaluation is not None:

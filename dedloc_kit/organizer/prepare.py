@@ -96,10 +96,15 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
 
 def tokenizer_folder(run: RunConfig) -> Path:
     """Where the run's own tokenizer is or is to be; raises UserError if the run names none of its own."""
-    tokenizer = run.task.options.get("tokenizer")
-    if not isinstance(tokenizer, str) or not Path(tokenizer).is_absolute():
+    if not has_own_tokenizer(run):
         raise UserError("task.tokenizer must be a local folder to train one; a tokenizer on the Hub is used as it is")
-    return Path(tokenizer)
+    return Path(run.task.options["tokenizer"])
+
+
+def has_own_tokenizer(run: RunConfig) -> bool:
+    """Whether the run names a tokenizer of this machine."""
+    tokenizer = run.task.options.get("tokenizer")
+    return isinstance(tokenizer, str) and Path(tokenizer).is_absolute()
 
 
 def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:

@@ -168,7 +168,7 @@ def _check_vocabulary(run: RunConfig) -> None:
     if found != wanted:
         raise UserError(
             f"task.vocabulary is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocabulary = "
-            f"{found}, or remove the tokenizer's folder and train another one with: dedloc tokenizer RUN.toml"
+            f"{found}, or remove the tokenizer's folder and train another one with: dedloc prepare tokenizer RUN.toml"
         )
 
 

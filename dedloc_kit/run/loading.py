@@ -15,8 +15,8 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
 
 IMAGES = "images"
-"""The section of a run's file that only `dedloc images` reads: how codes of pictures come to be. It is no part of the
-run: volunteers have the codes."""
+"""The section of a run's file that only `dedloc prepare images` reads: how codes of pictures come to be. It is no part
+of the run: volunteers have the codes."""
 
 
 def load_run(path: Path, overrides: Path | None = None) -> RunConfig:

@@ -25,7 +25,7 @@ class Source(Section):
     column: str = "text"
     """The column that holds the text (or the picture)."""
     tokenized: bool = False
-    """The dataset holds token ids instead of text, as `dedloc tokenizer RUN.toml --shards` writes them."""
+    """The dataset holds token ids instead of text, as `dedloc prepare tokens RUN.toml` writes them."""
     weight: PositiveFloat = 1.0
     """The share of this source in the mixture, relative to the other weights."""
     _copy: str | None = PrivateAttr(default=None)

@@ -42,13 +42,13 @@ def taken_port() -> Iterator[int]:
 def test_what_the_documents_say_of_a_command_is_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
     pages = [root / "README.md", *(page for folder in ("docs", "recipes") for page in (root / folder).rglob("*.md"))]
-    said = re.compile(r"(?:^|`|\$ )dedloc ([a-z]+)([^`\n#]*)", re.MULTILINE)
+    said = re.compile(r"(?:^|`|\$ )dedloc ((?:prepare )?[a-z]+)([^`\n#]*)", re.MULTILINE)
     found = [(page.name, *each) for page in pages for each in said.findall(page.read_text(encoding="utf-8"))]
     assert len(found) > 100
     helped = dict[str, str]()
     for command in {command for _, command, _ in found}:
         with pytest.raises(SystemExit):
-            main([command, "--help"])
+            main([*command.split(), "--help"])
         helped[command] = capsys.readouterr().out
     for page, command, rest in found:
         told = helped[command]
@@ -90,7 +90,7 @@ def test_an_unknown_task_names_the_known_ones(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_missing_tokenizer_says_how_to_make_one(tmp_path: Path) -> None:
-    assert_refused(launch(run_file(tmp_path)), "tokenizer", "does not exist", "dedloc tokenizer RUN.toml")
+    assert_refused(launch(run_file(tmp_path)), "tokenizer", "does not exist", "dedloc prepare tokenizer RUN.toml")
 
 
 @pytest.mark.soak
@@ -213,7 +213,7 @@ def test_whoever_only_takes_part_needs_nothing_that_organizers_install() -> None
     roles = "from dedloc_kit import worker; from dedloc_kit.roles import volunteer, collector, rehearsal"
     session = "from dedloc_kit.session import display; from dedloc_kit.notebook import generate, join, panel"
     before = (
-        "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, new, prepare, pretokenize"
+        "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, new, prepare, prepare_tokens"
     )
     result = without(FOR_ORGANIZERS, f"{roles}; {session}; {before}")
     assert result.returncode == 0, result.stderr

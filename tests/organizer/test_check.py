@@ -104,7 +104,7 @@ def test_data_that_only_this_machine_has_is_pointed_out() -> None:
     assert "holds what they do not: up to 48.4 kB on its disk" in mixed
     drawing = local.task.model_copy(update={"pictures": {}})
     drawn = "\n".join(describe(local.model_copy(update={"task": drawing}), rehearsed))
-    assert "dedloc images RUN.toml --shards --push" in drawn
+    assert "dedloc prepare images RUN.toml --shards --push" in drawn
     assert json.loads(rehearsed.model_dump_json())["cost"] is None
 
 

@@ -1,4 +1,4 @@
-"""`dedloc images`: from pictures with captions to codes, whole or not at all."""
+"""`dedloc prepare images`: from pictures with captions to codes, whole or not at all."""
 
 import tomllib
 from collections.abc import Iterator
@@ -87,7 +87,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
 
 
 def make(*options: str) -> int:
-    return main(["images", "run.toml", "--device", "cpu", "--threads", "1", *options])
+    return main(["prepare", "images", "run.toml", "--device", "cpu", "--threads", "1", *options])
 
 
 def completed(folder: Path) -> RunConfig:

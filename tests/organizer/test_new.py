@@ -72,10 +72,10 @@ def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixtur
         assert load_run(Path(f"{name}/run.toml")).task.options["start"] == start
         told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     assert [line.partition("    #")[0] for line in told] == [
-        "dedloc tokenizer ours/run.toml",
+        "dedloc prepare tokenizer ours/run.toml",
         "dedloc check ours/run.toml",
         "dedloc launch ours/run.toml",
-        "dedloc tokenizer theirs/run.toml",
+        "dedloc prepare tokenizer theirs/run.toml",
         "dedloc check theirs/run.toml --compare owner/model",
         "dedloc launch theirs/run.toml",
     ]
@@ -88,7 +88,8 @@ def test_a_recipe_that_draws_takes_other_pictures_and_a_tokenizer_of_its_own(
     data = ("--dataset", "drawn", "--dataset", "owner/photos:large:train")
     assert main(["new", "ours", "--recipe", "text-to-image", *data, "--language", "bn", "--about", "For all."]) == 0
     told = [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
-    assert told == ["dedloc images ours/run.toml --shards", "dedloc check ours/run.toml", "dedloc launch ours/run.toml"]
+    commands = ["prepare images ours/run.toml --shards", "check ours/run.toml", "launch ours/run.toml"]
+    assert told == [f"dedloc {command}" for command in commands]
     run, base = load_run(Path("ours/run.toml")), load_run(recipe("text-to-image") / "run.toml")
     images, others = load_images(Path("ours/run.toml")), load_images(recipe("text-to-image") / "run.toml")
     assert images.sources == (

@@ -182,7 +182,7 @@ def test_a_run_that_names_no_tokenizer_of_its_own_is_refused(path: Path, key: st
 def test_a_tokenizer_is_pushed_and_the_line_for_the_run_pins_it(
     path: Path, hub: type[Hub], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["tokenizer", str(path), "--push", "owner/name", "--private"]) == 0
+    assert cli.main(["prepare", "tokenizer", str(path), "--push", "owner/name", "--private"]) == 0
     create, upload = hub.calls
     assert create == {"repository": "owner/name", "repo_type": "model", "private": True, "exist_ok": True}
     assert upload["repo_id"] == "owner/name"
@@ -198,7 +198,7 @@ def test_a_tokenizer_that_could_not_be_pushed_is_kept_and_pushed_by_the_same_com
     path: Path, hub: type[Hub], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "refuses", True)
-    command = ["tokenizer", str(path), "--push", "owner/name"]
+    command = ["prepare", "tokenizer", str(path), "--push", "owner/name"]
     assert cli.main(command) == 2
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith(f"dedloc: the tokenizer is in {path.parent / 'tokenizer'}, but not on the Hub")
@@ -215,7 +215,7 @@ def test_what_is_to_be_private_does_not_go_to_a_public_repository(
     path: Path, hub: type[Hub], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "is_private", False)
-    assert cli.main(["tokenizer", str(path), "--push", "owner/name", "--private"]) == 2
+    assert cli.main(["prepare", "tokenizer", str(path), "--push", "owner/name", "--private"]) == 2
     assert "owner/name is public; make it private" in capfd.readouterr().err
     assert not [call for call in hub.calls if "folder_path" in call]
 
@@ -224,10 +224,10 @@ def test_without_a_token_or_a_name_nothing_is_trained(
     path: Path, hub: type[Hub], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("name", "owner/", "a/b/c", "https://huggingface.co/owner/name"):
-        assert cli.main(["tokenizer", str(path), "--push", name]) == 2
+        assert cli.main(["prepare", "tokenizer", str(path), "--push", name]) == 2
         assert "use OWNER/NAME" in capfd.readouterr().err
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert cli.main(["tokenizer", str(path), "--push", "owner/name"]) == 2
+    assert cli.main(["prepare", "tokenizer", str(path), "--push", "owner/name"]) == 2
     assert "hf auth login" in capfd.readouterr().err
     assert not (path.parent / "tokenizer").exists()
 

@@ -17,7 +17,7 @@ from dedloc_kit.learning.data.sources.shards import Shard, Warn, count_rows
 from dedloc_kit.learning.data.survey import ROWS
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.tasks.mixtures import run_on
-from dedloc_kit.organizer.pretokenize import prepare_shards
+from dedloc_kit.organizer.prepare_tokens import prepare_tokens
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
@@ -125,7 +125,7 @@ def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
     assert "task.vocabulary is 70" in said
     assert "has 39 tokens; set vocabulary = 39" in said
     assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
-    assert "dedloc tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
+    assert "dedloc prepare tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
     rows = folder / "rows.jsonl"
     assert (
         f"{rows} has no usable row among 1: row 1 has no column 'text'; set the column to one of: content"
@@ -217,7 +217,7 @@ def test_held_out_texts_that_a_space_tells_from_training_texts_are_told(folder: 
 def test_held_out_texts_are_found_in_training_data_that_is_tokenized(tmp_path: Path, name: str, both: bool) -> None:
     write_text(tmp_path)
     run = text_run(tmp_path, "encoder" if name == "masked" else "causal")
-    prepare_shards(run, tmp_path / "tokens")
+    prepare_tokens(run, tmp_path / "tokens")
     tokens = Source(dataset=str(tmp_path / "tokens"), subset="corpus", tokenized=True)
     assert run.data.evaluation is not None
     apart = run_on(run, (tokens,))

@@ -106,5 +106,5 @@ def _edges(tokenizer: Any) -> tuple[int, int]:
     """The tokens that begin and end a document; raises UserError if the tokenizer lacks one, or a mask."""
     for name in ("cls_token", "sep_token", "mask_token"):
         if getattr(tokenizer, name) is None:
-            raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+            raise UserError(f"the tokenizer has no {name}; make one with: dedloc prepare tokenizer RUN.toml")
     return tokenizer.cls_token_id, tokenizer.sep_token_id

@@ -158,8 +158,8 @@ class TextToImage:
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Captioned]:
         if not source.tokenized:
             raise UserError(
-                f"{source.dataset} holds pictures, and volunteers read codes: write them with dedloc images RUN.toml "
-                "--shards, and name those with tokenized = true"
+                f"{source.dataset} holds pictures, and volunteers read codes: write them with dedloc prepare images "
+                "RUN.toml --shards, and name those with tokenized = true"
             )
         vocabulary_hash = self.tokenizer.vocabulary_hash
         return read_code_shard(shard, self.options.pictures, vocabulary_hash, self.tokenizer.tokens, warn)

@@ -207,7 +207,7 @@ def test_a_run_without_held_out_data_says_so(folder: Path) -> None:
         ({"hidden_size": "big"}, {}, "task.model.hidden_size: input should be a valid integer"),
         ({}, {"sequence_lenght": 8}, "task.sequence_lenght is not a known key; did you mean 'sequence_length'"),
         ({}, {"sequence_length": 128}, "task.sequence_length must be at most task.model.max_position_embeddings"),
-        ({}, {"tokenizer": "/nowhere"}, "the tokenizer /nowhere does not exist; make one with: dedloc tokenizer"),
+        ({}, {"tokenizer": "/nowhere"}, "the tokenizer /nowhere does not exist; make one with: dedloc prepare"),
     ],
 )
 def test_a_wrong_option_names_the_key_and_the_fix(

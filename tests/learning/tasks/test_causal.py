@@ -13,9 +13,10 @@ from torch.nn import functional
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
+from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.text.token_shards import write_token_shards
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
-from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run.task import Source
 from tests.text_runs import text_run, write_text
@@ -124,12 +125,14 @@ def test_viewers_see_how_the_model_goes_on_from_the_beginning_of_a_held_out_text
 
 
 def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_text(folder: Path, tmp_path: Path) -> None:
-    run, sources = text_run(folder, "causal"), []
+    run, sources, of_text = text_run(folder, "causal"), [], task_of(folder)
     assert run.data.evaluation is not None
     for source in (*run.data.train, run.data.evaluation):
-        data = run.data.model_copy(update={"train": (source,)})
-        prepare_shards(run.model_copy(update={"data": data}), tmp_path / source.split)
-        sources.append(Source(dataset=str(tmp_path / source.split), subset="corpus", tokenized=True))
+        shards = tmp_path / source.split
+        shards.mkdir()
+        documents = of_text.texts.documents(in_order(source, texts, warn=fail))
+        write_token_shards(documents, shards, of_text.vocabulary_hash, len(of_text.tokenizer))
+        sources.append(Source(dataset=str(shards), tokenized=True))
     data = run.data.model_copy(update={"train": (sources[0],), "evaluation": sources[1]})
     task, tokenized = create_task(run), create_task(run.model_copy(update={"data": data}))
     one, other = task.batches(4, 3, fail), tokenized.batches(4, 3, fail)

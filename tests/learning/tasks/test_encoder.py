@@ -106,5 +106,5 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
 
 
 def test_a_tokenizer_without_a_mask_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="the tokenizer has no cls_token; make one with: dedloc tokenizer"):
+    with pytest.raises(UserError, match="the tokenizer has no cls_token; make one with: dedloc prepare tokenizer"):
         task_of(folder, tokenizer=str(folder / "causal"))

@@ -168,7 +168,7 @@ def test_pictures_that_are_no_such_codes_are_refused_in_a_line(folder: Path) -> 
     untokenized = run.data.train[0].model_copy(update={"tokenized": False})
     data = run.data.model_copy(update={"train": (untokenized,), "evaluation": None})
     task = create_task(run.model_copy(update={"data": data}))
-    with pytest.raises(UserError, match=r"dedloc images RUN\.toml --shards, and name those with tokenized = true"):
+    with pytest.raises(UserError, match=r"dedloc prepare images RUN\.toml --shards, and name those with tokenized"):
         next(task.batches(4, 0, lambda _: None))
     with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
         task.evaluate(task.build_model())

@@ -28,7 +28,7 @@ MAX_CAPTION = 1024
 _ROWS_AT_ONCE = 500
 """Samples in one row group, which a reader fetches at once."""
 _CODES_IN_A_FILE = 64_000_000
-_AGAIN = "write it again with: dedloc images RUN.toml --shards"
+_AGAIN = "write it again with: dedloc prepare images RUN.toml --shards"
 
 
 class PictureCodes(Section):
@@ -132,7 +132,7 @@ def _maker(pictures: PictureCodes) -> str:
 def _check(schema: Any, pictures: PictureCodes, vocabulary_hash: str) -> None:
     metadata = schema.metadata or {}
     if not {CAPTION, CODES} <= set(schema.names) or PICTURES not in metadata:
-        raise Unusable("holds no codes of pictures; write them with: dedloc images RUN.toml --shards")
+        raise Unusable("holds no codes of pictures; write them with: dedloc prepare images RUN.toml --shards")
     if metadata[PICTURES] != _maker(pictures).encode():
         raise Unusable(f"was written with another picture model than task.pictures says; {_AGAIN}")
     if metadata.get(VOCABULARY) != vocabulary_hash.encode():

@@ -175,7 +175,7 @@ def count_rows(shard: Shard, warn: Warn) -> int:
     if shard.loader != "parquet" and "://" in shard.path:
         raise UserError(
             f"{shard.path} cannot be read from the middle, as a run that is checked does; convert it to Parquet, or "
-            "write its tokens with: dedloc tokenizer RUN.toml --shards"
+            "write its tokens with: dedloc prepare tokens RUN.toml"
         )
     retries = Retries(shard.path, warn)
     while True:

@@ -25,7 +25,7 @@ class BareTokenizer:
 
     def __init__(self, name: str) -> None:
         path = tokenizer_files(name, [FILE]) / FILE
-        hint = "make one with: dedloc tokenizer RUN.toml"
+        hint = "make one with: dedloc prepare tokenizer RUN.toml"
         if not path.is_file():
             raise UserError(f"the tokenizer {name} does not exist or has no {FILE}; {hint}")
         try:

@@ -27,7 +27,7 @@ def require(tokenizer: Any, names: Iterable[str]) -> None:
     """Raise UserError unless a tokenizer of transformers has the special tokens of these names."""
     for name in names:
         if getattr(tokenizer, name) is None:
-            raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+            raise UserError(f"the tokenizer has no {name}; make one with: dedloc prepare tokenizer RUN.toml")
 
 
 def counterparts(new: Any, old: Any) -> dict[int, int]:

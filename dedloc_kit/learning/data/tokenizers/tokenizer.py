@@ -158,7 +158,7 @@ def load_tokenizer(name: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    hint = "make one with: dedloc tokenizer RUN.toml"
+    hint = "make one with: dedloc prepare tokenizer RUN.toml"
     folder = tokenizer_files(name, (*TOKENIZER_FILES, CONFIG))
     if not folder.is_dir():
         raise UserError(f"the tokenizer {name} does not exist; {hint}")

@@ -162,8 +162,8 @@ def _kind(name: str, values: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
             return "janus", inner
     what = values.get("_class_name", values.get("model_type", "something else"))
     raise UserError(
-        f"task.pictures.model: {name} is {str(what)[:80]!r}; name a folder of `dedloc images`, a VQModel of diffusers "
-        "or a Janus of transformers"
+        f"task.pictures.model: {name} is {str(what)[:80]!r}; name a folder of `dedloc prepare images`, a VQModel of "
+        "diffusers or a Janus of transformers"
     )
 
 

@@ -81,7 +81,7 @@ def test_a_shard_of_another_picture_model_or_tokenizer_or_of_none_is_refused(tmp
     with pytest.raises(Unusable, match=r"another tokenizer than task\.tokenizer; write it again with"):
         read(path, vocabulary_hash="w")
     write_token_shards([Document(np.array([1], np.uint16), np.array([1], np.uint32))], tmp_path, "v", VOCABULARY)
-    with pytest.raises(Unusable, match="holds no codes of pictures; write them with: dedloc images"):
+    with pytest.raises(Unusable, match="holds no codes of pictures; write them with: dedloc prepare images"):
         read(path)
 
 

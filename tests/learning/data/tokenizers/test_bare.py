@@ -33,7 +33,7 @@ def test_what_is_no_tokenizer_is_told_in_a_line(tmp_path: Path) -> None:
     for name, line in ((str(tmp_path), "cannot be loaded"), (str(tmp_path / "none"), "does not exist")):
         with pytest.raises(UserError, match=line) as refused:
             BareTokenizer(name)
-        assert "make one with: dedloc tokenizer RUN.toml" in str(refused.value)
+        assert "make one with: dedloc prepare tokenizer RUN.toml" in str(refused.value)
         assert "\n" not in str(refused.value)
 
 

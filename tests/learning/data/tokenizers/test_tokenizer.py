@@ -172,7 +172,7 @@ def test_an_existing_tokenizer_is_not_overwritten_and_nothing_is_left_behind(fol
 
 
 def test_a_missing_tokenizer_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"does not exist; make one with: dedloc tokenizer RUN\.toml"):
+    with pytest.raises(UserError, match=r"does not exist; make one with: dedloc prepare tokenizer RUN\.toml"):
         load_tokenizer(str(tmp_path / "none"))
     with pytest.raises(UserError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path))

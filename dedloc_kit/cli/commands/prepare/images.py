@@ -1,4 +1,4 @@
-"""`dedloc images`."""
+"""`dedloc prepare images`."""
 
 import argparse
 

@@ -1,0 +1,143 @@
+"""The training data of a run as token shards: tokenized once by the organizer, and not by every volunteer."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.display.human import count
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import public_name
+from dedloc_kit.run.task import Source
+
+if TYPE_CHECKING:
+    from dedloc_kit.learning.data.prepare import Progress
+    from dedloc_kit.learning.data.text.tokens import Document
+
+
+def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
+    """Write every source of a run's training data, `data.decay` too, as token shards to a subfolder of its own.
+
+    Returns what was made of each source, by the name of its subfolder. Bad rows and files that cannot be read are left
+    out and counted. Raises UserError if the folder exists, the task learns no tokens, or a source cannot be used; what
+    is done by then stays beside `folder`, and the next call goes on from there.
+    """
+    from dedloc_kit.learning.data.prepare import Tokenizer, prepare_source, workplace
+    from dedloc_kit.learning.task import create_task
+    from dedloc_kit.learning.tasks.text.common import TextTask
+
+    check_learns_tokens(run)
+    task = create_task(run)
+    assert isinstance(task, TextTask), "no other one of the package has a tokenizer"
+    made = {}
+    with workplace(folder) as work, _Counting() as counting:
+        work.keep(name for _, name in _named(run))
+        for source, name in _named(run):
+            documents = counting.counted(name, task.texts.documents)
+            tokenizer = Tokenizer(documents, task.vocabulary_hash, len(task.tokenizer))
+            made[name] = prepare_source(source, tokenizer, work, name, counting.line)
+            for line in _described(name, made[name]):
+                counting.line(line)
+        configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in made]
+        card = f"---\nconfigs: {json.dumps(configs)}\n---\n\nToken ids and sentence ends for the run `{run.name}`.\n"
+        (work.folder / "README.md").write_text(card, encoding="utf-8")
+    return made
+
+
+def check_learns_tokens(run: RunConfig) -> None:
+    """Raise UserError for a task that reads no text."""
+    if "pictures" in run.task.options:
+        raise UserError(f"the task '{run.task.name}' learns from codes; use: dedloc prepare images RUN.toml --shards")
+    if "tokenizer" not in run.task.options and "start" not in run.task.options:
+        raise UserError(f"the task '{run.task.name}' has no tokenizer, so there are no tokens to prepare")
+
+
+def push_tokens(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload what `prepare_tokens` wrote to a dataset repository on the Hub; returns the commit.
+
+    Raises UserError if there is no token of the Hub, or it refuses or cannot be reached; the folder stays as it is.
+    """
+    try:
+        return upload(folder, repository, ["*/*.parquet", "README.md"], kind="dataset", private=private)
+    except HubUnavailable as error:
+        raise UserError(
+            f"the token ids are in {folder}, but not on the Hub ({error}); check the Internet connection, then give "
+            "the same command again: it only uploads"
+        ) from None
+
+
+def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
+    """The sections of the run's file that take its training data from there."""
+    names = {_key(source): name for source, name in _named(run)}
+    sections = []
+    for section, sources in (("data.train", run.data.train), ("data.decay", run.data.decay)):
+        for source in sources:
+            lines = [
+                f"[[{section}]]",
+                f'dataset = "{dataset}"',
+                f'subset = "{names[_key(source)]}"',
+                "tokenized = true",
+            ]
+            lines += [f'revision = "{revision}"'] if revision else []
+            lines += [f"weight = {source.weight}"] if source.weight != Source(dataset="any").weight else []
+            sections.append("\n".join(lines))
+    return "\n\n".join(sections)
+
+
+def _described(name: str, made: "Progress") -> list[str]:
+    """What was made of a source, in lines."""
+    left_out = f"; {count(made.bad_rows, 'bad row')} left out" if made.bad_rows else ""
+    lines = [f"{name}: {count(made.documents, 'document')}, {count(made.tokens, 'token')}{left_out}"]
+    if made.lost:
+        lines.append(f"{name}: {count(len(made.lost), 'file')} could not be read, or not to the end:")
+        lines += [f"  {path}: {reason}" for path, reason in made.lost.items()]
+    return lines
+
+
+def _key(source: Source) -> tuple[str | None, ...]:
+    """What of a source decides which texts it holds."""
+    return source.dataset, source.subset, source.revision, source.split, source.column
+
+
+def _named(run: RunConfig) -> list[tuple[Source, str]]:
+    """The different sources, each with a name by which viewers know it again: `wikipedia-20231101.bn`."""
+    sources = dict[tuple[str | None, ...], Source]()
+    for source in (*run.data.train, *run.data.decay):
+        sources.setdefault(_key(source), source)
+    plain = ["-".join(filter(None, (public_name(each.dataset), each.subset))) for each in sources.values()]
+    names = [re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2], flags=re.ASCII) for name in plain]
+    unique = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+    return list(zip(sources.values(), unique, strict=True))
+
+
+class _Counting(BarDisplay):
+    """How many documents are prepared."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            MofNCompleteColumn(),
+            TextColumn("documents"),
+            TimeElapsedColumn(),
+            stderr=True,
+        )
+
+    def counted(
+        self, name: str, documents: Callable[[Iterable[str]], Iterator["Document"]]
+    ) -> Callable[[Iterable[str]], Iterator["Document"]]:
+        """The same, while the bar counts what it makes."""
+        task = self._bar.add_task(name, total=None)
+
+        def each(texts: Iterable[str]) -> Iterator["Document"]:
+            for document in documents(texts):
+                yield document
+                self._bar.advance(task)
+
+        return each
