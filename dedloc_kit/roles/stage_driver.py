@@ -13,7 +13,9 @@ from contextlib import ExitStack
 
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
-from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.learning.task import Task
+from dedloc_kit.learning.tasks.mixtures import Mixtures, loader_of
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
@@ -29,6 +31,8 @@ from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive
 from dedloc_kit.swarm.pipeline.member import PipelineMember
 
 LOOK_SECONDS = 0.05
+AHEAD = 4
+"""Batches that are made before they are driven."""
 FLUSH_SECONDS = 10.0
 """How long one that leaves waits for what it has begun."""
 
@@ -73,10 +77,17 @@ def stage_driver(
     """As `volunteer`."""
     known, remembered = initial_peers(invitation, peer.folder), recall(peer.folder, run.run_id)
     entry = Entry(*(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")), preferred_port=remembered.port)
-    unwanted = list[Exception]()
-    with connected_to_drive(run, peer, entry, known, unwanted.append) as me:
+    unwanted, lost = list[Exception](), Lost()
+    loader: Loader | None = None
+
+    def load(task: Task, _devices: int) -> Loader:
+        nonlocal loader
+        loader = loader_of(run, task, lost.warn, AHEAD)
+        return loader
+
+    with connected_to_drive(run, peer, entry, known, unwanted.append, load) as me:
         tell_reach(me.dht, emit)
-        driving = _Driving(invitation, run, peer, me, known, emit)
+        driving = _Driving(invitation, run, peer, me, known, emit, lost, loader)
         driving.do(stop, unwanted)
         emit(Left(step=driving.following.step, session_samples=0))
 
@@ -90,8 +101,11 @@ class _Driving:
         me: DrivingPeer,
         known: tuple[str, ...],
         emit: Callable[[AnyEvent], None],
+        lost: Lost,
+        loader: Loader | None,
     ) -> None:
         assert run.pipeline is not None
+        self._lost, self._loader = lost, loader
         self._run, self._peer, self._me, self._emit = run, peer, me, emit
         stages = [me.task.stage(number) for number in range(run.pipeline.count)]
         self._member = PipelineMember(*(run, me.dht, me.signer, me.profile, known, stages, None), pinned=False)
@@ -108,10 +122,12 @@ class _Driving:
         """
         me, run, member = self._me, self._run, self._member
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
-        mixtures = Mixtures(run, me.task, self._peer.task_module, lambda: self.following.decay is not None)
+        mixtures = Mixtures(
+            run, me.task, self._peer.task_module, lambda: self.following.decay is not None, self._loader
+        )
         with ExitStack() as stack:
             rows = full_rows(run, me.task)
-            batches = stack.enter_context(mixtures.batches(rows, seed, Lost().warn, ahead=4))
+            batches = stack.enter_context(mixtures.batches(rows, seed, self._lost.warn, ahead=AHEAD))
             stack.enter_context(member.serving())
             await_driving_twin(member, stop, self._emit)
             stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))

@@ -12,8 +12,9 @@ from functools import partial
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
-from dedloc_kit.learning.task import create_task
-from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.learning.tasks.mixtures import Mixtures, loader_of
 from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
@@ -84,6 +85,13 @@ def volunteer(
 
     tell_step = telling_steps(lambda: me, emit)
 
+    loader: Loader | None = None
+
+    def load(task: Task, devices: int) -> Loader:
+        nonlocal loader
+        loader = loader_of(run, task, lost.warn, 4 * devices)
+        return loader
+
     on_loading = telling_loaded(emit)
     known = initial_peers(invitation, peer.folder)
     with connected(
@@ -97,6 +105,7 @@ def volunteer(
         stop=stop,
         on_step=on_step,
         on_loading=on_loading,
+        load=load,
     ) as me:
         introduce(me, lost, stopped, emit)
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
@@ -105,7 +114,7 @@ def volunteer(
         count = len(me.replicas)
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
+        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None, loader)
         largest = size or largest_microbatch(run, count)
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]

@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,10 @@ from dedloc_kit.swarm.trust.standing import read
 
 DRIVER_LOOK_SECONDS = 1.0
 """Between two looks of who only drives at what the others say of their steps."""
+
+
+Load = Callable[[Task, int], AbstractContextManager[object]]
+"""Starts what makes a task's batches, for so many devices; it ends with the connection."""
 
 
 class Modelled(Protocol):
@@ -144,15 +148,17 @@ def connected(
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
     content: Find | None = None,
+    load: Load | None = None,
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
-    hivemind forks two processes: the DHT node before torch has done any work, the averager before any other thread
-    of ours runs. Raises UserError with what is wrong and what to do.
+    Up to three processes are forked: the one that makes batches and the DHT node before torch has done any work, the
+    averager before any other thread of ours runs. Raises UserError with what is wrong and what to do.
 
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
     :param content: where that lies which this peer gives to others by its hash
+    :param load: what makes the batches of a peer that trains; it forks
     """
     entry = Entry(
         run,
@@ -163,7 +169,7 @@ def connected(
         may_start_alone=may_start_alone,
         preferred_port=preferred_port,
     )
-    with _inside(run, peer, entry, initial_peers) as inside:
+    with _inside(run, peer, entry, initial_peers, load) as inside:
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
         with _taking_part(inside, [inside.part(run, follower, caller, content)]) as (me,):
             yield me
@@ -210,13 +216,19 @@ class DrivingPeer:
 
 @contextmanager
 def connected_to_drive(
-    run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str], give_up: Callable[[Exception], None]
+    run: RunConfig,
+    peer: PeerConfig,
+    entry: Entry,
+    initial_peers: Sequence[str],
+    give_up: Callable[[Exception], None],
+    load: Load | None = None,
 ) -> Iterator[DrivingPeer]:
     """The same for who only drives: nothing is averaged, and no process is started for that.
 
     :param give_up: called when the organizer does not want this peer here any more
+    :param load: as for `connected`
     """
-    with _inside(run, peer, entry, initial_peers) as inside:
+    with _inside(run, peer, entry, initial_peers, load) as inside:
         assert isinstance(inside.task, Divisible), "no other one is created"
         profile = inside.profile(follower=True, devices=inside.devices)
         tracker = inside.tracker(run.of_stage(0), profile.session)
@@ -306,21 +318,25 @@ class _Inside:
 
 
 @contextmanager
-def _inside(run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str]) -> Iterator[_Inside]:
+def _inside(
+    run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str], load: Load | None = None
+) -> Iterator[_Inside]:
     devices = pick_devices(peer.devices)
     set_threads(peer.threads, devices)
     with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
         looking = line.submit(entry.surroundings)
         task = create_task(run, peer.task_module)
-    node, signer = entry.start(looking.result()), entry.signer
-    office = None
-    try:
+    around, signer = looking.result(), entry.signer
+    with ExitStack() as stack:
+        if load is not None:
+            stack.enter_context(load(task, len(devices)))
+        node = entry.start(around)
+        stack.callback(node.shutdown)
+        office = None
         if entry.gate.organizer == signer.peer:
             office = Office(run, peer.folder, signer.peer)
             node.run_coroutine(partial(serve, run, office, signer))
         yield _Inside(peer, entry, initial_peers, node, office, task, devices, Incidents())
-    finally:
-        node.shutdown()
 
 
 @contextmanager

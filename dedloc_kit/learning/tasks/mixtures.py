@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
+from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Batch, Checkable, Task, create_task
 from dedloc_kit.learning.tasks.in_blocks import DECAY, InBlocks
@@ -52,15 +53,33 @@ def batches_of(run: RunConfig, task: Task, microbatch: int, seed: int, warn: Cal
     return task.batches(microbatch, seed, warn)
 
 
+def loader_of(run: RunConfig, task: Task, warn: Callable[[str], None], ahead: int) -> Loader:
+    """Makes the batches of `data.train` once it is started with the size of a microbatch and a seed."""
+
+    def make(told: Callable[[str], None], microbatch: int, seed: int) -> Iterator[Batch]:
+        return batches_of(run, task, microbatch, seed, told)
+
+    return Loader(make, warn, ahead)
+
+
 class Mixtures:
     """A task's batches, from `data.train` or, while the learning rate falls, from `data.decay` if it names anything.
 
     :param module: as for `create_task`
     :param falls: does the learning rate fall now?
+    :param loader: a `loader_of` this run, which makes those of `data.train`; none: a thread does
     """
 
-    def __init__(self, run: RunConfig, task: Task, module: str | None, falls: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        task: Task,
+        module: str | None,
+        falls: Callable[[], bool],
+        loader: Loader | None = None,
+    ) -> None:
         self._run, self._task, self._module, self._falls = run, task, module, falls
+        self._loader = loader
 
     @contextmanager
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None], ahead: int) -> Iterator[Iterator[Batch]]:
@@ -70,7 +89,11 @@ class Mixtures:
         its way, and waits.
         """
         with ExitStack() as stack:
-            usual = stack.enter_context(Prefetch(batches_of(self._run, self._task, microbatch, seed, warn), ahead))
+            usual: Iterator[Batch]
+            if self._loader is not None:
+                usual = stack.enter_context(self._loader.start(microbatch, seed))
+            else:
+                usual = stack.enter_context(Prefetch(batches_of(self._run, self._task, microbatch, seed, warn), ahead))
 
             @cache
             def last() -> Iterator[Batch]:
