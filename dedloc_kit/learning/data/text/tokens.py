@@ -18,7 +18,8 @@ Ids = NDArray[np.unsignedinteger[Any]]
 MAX_TOKENS = 2**16
 """Of a document; a longer one is cut into several."""
 
-_PARTS_AT_ONCE = 32
+_PARTS_AT_ONCE, _CHARACTERS_AT_ONCE = 32, 200_000
+"""What is tokenized together. A tokenizer takes a hundred bytes and more for a token while it works."""
 _MAX_PIECE = 50_000
 """Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
 _ENDS = (". ", "! ", "? ", "\n", "। ", "۔ ", "؟ ", "。", "！", "？")
@@ -77,7 +78,7 @@ class DocumentTokenizer:
     def documents(self, items: Iterable[str | Document]) -> Iterator[Document]:
         """The documents of a stream of texts; those that are tokenized already pass through in their place."""
         parts = (part for item in items for part in ([item] if isinstance(item, Document) else _pieces(item)))
-        while some := list(islice(parts, _PARTS_AT_ONCE)):
+        while some := list(_first(parts)):
             made = self._tokenized([part for part in some if isinstance(part, str)])
             for part in some:
                 yield from cut(next(made)) if isinstance(part, str) else [part]
@@ -162,6 +163,16 @@ def vocabulary_hash(tokenizer: Any) -> str:
 def hash_of_tokens(tokens: Iterable[str]) -> str:
     """The same of its tokens in their order."""
     return hashlib.sha256("\x00".join(tokens).encode()).hexdigest()[:16]
+
+
+def _first(parts: Iterator[str | Document]) -> Iterator[str | Document]:
+    """Some parts of texts, and documents between them."""
+    characters = 0
+    for part in islice(parts, _PARTS_AT_ONCE):
+        yield part
+        characters += len(part) if isinstance(part, str) else 0
+        if characters >= _CHARACTERS_AT_ONCE:
+            return
 
 
 def cut(document: Document, most: int = MAX_TOKENS) -> Iterator[Document]:
