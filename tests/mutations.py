@@ -5616,6 +5616,27 @@ MUTATIONS = (
         "tests/learning/data/sources/test_pages.py -k a_few_at_a_time",
     ),
     Mutation(
+        "a large row group is held whole",
+        "learning/data/sources/pages.py",
+        "if length > MAX_HELD:",
+        "if False:",
+        "tests/learning/data/sources/test_pages.py -k large_row_group",
+    ),
+    Mutation(
+        "rows that could not be used are not counted where batches come from another process",
+        "learning/data/batch_process.py",
+        "losses.bad_rows = count.bad_rows",
+        "pass",
+        "tests/learning/data/test_loader.py -k losses",
+    ),
+    Mutation(
+        "a part of a file looks like a shard",
+        "learning/data/text/token_shards.py",
+        'temporary = path.with_name(f"{path.name}.partial")',
+        "temporary = path",
+        "tests/organizer/test_prepare_tokens.py -k interrupted",
+    ),
+    Mutation(
         "who waits for nothing keeps its place",
         "dashboard/http/connections.py",
         "first.cut()",
