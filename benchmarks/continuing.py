@@ -84,7 +84,7 @@ def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:
 def keep(folder: Path, steps: int, where: Path) -> None:
     """Make the old model alone, and write it to a new folder `where`."""
     task = task_of(folder, "old")
-    model = task.build_model()
+    model = task.model()
     print("bits per byte:", *(f"{each:.3f}" for each in curve(task, model, steps)), flush=True)
     where.mkdir(parents=True)
     task.save(model, where, begin=task.begin)
@@ -93,7 +93,7 @@ def keep(folder: Path, steps: int, where: Path) -> None:
 
 def measure(folder: Path, steps: int) -> dict[str, list[float]]:
     before, after = task_of(folder, "old"), task_of(folder, "new")
-    old = before.build_model()
+    old = before.model()
     curves = {"old half": curve(before, old, steps)}
     made = origins(after.tokenizer, load_tokenizer(str(folder / "old-tokenizer")))
     print(f"{made.copied} tokens copied, {made.averaged} averaged, {made.drawn} drawn", flush=True)
@@ -103,7 +103,7 @@ def measure(folder: Path, steps: int) -> dict[str, list[float]]:
         ("going on", made, 0),
         ("going on, embeddings first", made, steps // EVALUATIONS),
     ):
-        model = after.build_model()
+        model = after.model()
         if parts is not None:
             transplant(old, model, parts, seed=0)
         curves[name] = curve(after, model, steps, frozen)

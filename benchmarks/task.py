@@ -61,7 +61,7 @@ def main() -> int:
         for name in options.tasks:
             run = _run(name, Path(folder), options)
             task = create_task(run)
-            model: Any = task.build_model().to(device)
+            model: Any = task.model().to(device)
             ours, bare = measure(task, model, name, options)
             found[name] = {"ratio": statistics.median(ours) / statistics.median(bare), "ours": ours, "bare": bare}
             shown = f"{statistics.median(ours):.0f}", f"{statistics.median(bare):.0f}"

@@ -50,7 +50,7 @@ class Bytes:
             raise UserError(f"task.{describe(error, BytesOptions)}") from None
         self._held_out: Batch | None = None
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         architecture = self.options.model_dump(include={"n_embd", "n_layer", "n_head"})
         config = GPT2Config(
             **architecture,
@@ -67,7 +67,7 @@ class Bytes:
             model: nn.Module = GPT2LMHeadModel(config)
         return model.train()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         parameters = list(model.parameters())
         return [
             {"params": [each for each in parameters if each.ndim > 1], "weight_decay": weight_decay},

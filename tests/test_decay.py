@@ -52,8 +52,8 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     :param mixed: the step after which the last mixture is read; the one whose receipt holds the order if not said
     """
     task, settings = TinyTask(run), run.optimizer
-    model = task.build_model()
-    optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
+    model = task.model()
+    optimizer = build_optimizer(settings, task.groups(model, settings.weight_decay))
     usual, last = (
         next(each.batches(run.global_batch, 0, pytest.fail))
         for each in (task, task_on(run, run.data.decay, "tests.tiny"))

@@ -190,7 +190,7 @@ def learned(run: RunConfig) -> list[float]:
     """The losses of a few steps."""
     task = create_task(run)
     model = first_model(task)
-    optimizer = build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
+    optimizer = build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
     losses = []
     for batch in islice(task.batches(8, 0, print), 8):
         loss = task.loss(model, task.prepare(batch), 0)

@@ -49,13 +49,13 @@ class TinyTask:
             divide(Path(os.environ["TINY_ROWS"]))
         wait_for("TINY_JOIN")
 
-    def build_model(self) -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             hidden = self._hidden
             return torch.nn.Sequential(torch.nn.Linear(WIDTH, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, WIDTH))
 
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:

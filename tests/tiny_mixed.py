@@ -30,16 +30,16 @@ class TinyMixed:
     def why_unwritten(self) -> str:
         return "no library has a tiny model with experts"
 
-    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
+    def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
         raise NotImplementedError
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             parts = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
         return nn.ModuleList([parts[0], Mixture(0, self._settings, self._seed), parts[1]])
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:

@@ -30,7 +30,7 @@ class TinyStage:
         self._seed, self.number, self.count, self.share = seed, number, count, 1 / count
         self.takes = ("input_ids",) * (number == 0) + ("labels",) * (number == count - 1)
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(self._seed, self.number))
             parts: dict[str, nn.Module] = {"layer": nn.Linear(WIDTH, WIDTH)}
@@ -42,9 +42,9 @@ class TinyStage:
 
     def outline(self) -> nn.Module:
         with torch.device("meta"):
-            return self.build_model()
+            return self.model()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def check(self, batch: dict[str, Tensor]) -> None:
@@ -98,10 +98,10 @@ class TinyStages:
     def whole(self, stages: Sequence[nn.Module]) -> Whole:
         return Whole(self._stages, stages)
 
-    def build_model(self) -> Whole:
-        return self.whole([stage.build_model() for stage in self._stages])
+    def model(self) -> Whole:
+        return self.whole([stage.model() for stage in self._stages])
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
@@ -151,9 +151,9 @@ def plain_loop(run: RunConfig, batches: Sequence[Sequence[dict[str, Tensor]]]) -
     from dedloc_kit.learning.train.schedule import learning_rate
 
     task = TinyStages(run)
-    model = task.build_model()
+    model = task.model()
     optimizers = [
-        build_optimizer(run.optimizer, stage.parameter_groups(part, run.optimizer.weight_decay))
+        build_optimizer(run.optimizer, stage.groups(part, run.optimizer.weight_decay))
         for stage, part in zip(task._stages, model.stages, strict=True)
     ]
     for step, of_step in enumerate(batches):

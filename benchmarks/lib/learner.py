@@ -16,10 +16,10 @@ class Learner:
     """A model and its optimizer, as each peer of a run has them."""
 
     def __init__(self, run: RunConfig, task: Task, state: str = "float32") -> None:
-        self.run, self.task, self.model = run, task, task.build_model()
+        self.run, self.task, self.model = run, task, task.model()
         self.parameters = list(self.model.parameters())
         self.layout = FlatLayout.of(self.parameters)
-        groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
+        groups = task.groups(self.model, run.optimizer.weight_decay)
         # Not in the run, whose first weights and data depend on all that it says.
         self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state": state}), groups, self.model)
         self.step = 0

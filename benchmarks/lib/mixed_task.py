@@ -35,17 +35,17 @@ class SimulatedMixed:
     def why_unwritten(self) -> str:
         return "no library has a simulated model with experts"
 
-    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
+    def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
         raise NotImplementedError
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             width = self._settings.width
             first, last = nn.Linear(width, width), nn.Linear(width, width)
         return nn.ModuleList([first, Mixture(0, self._settings, self._seed), last])
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:

@@ -23,8 +23,8 @@ class PlainLoop:
 
     def __init__(self, run: RunConfig, task: Task) -> None:
         self.run, self._task, self.step = run, task, 0
-        self.model = task.build_model()
-        groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
+        self.model = task.model()
+        groups = task.groups(self.model, run.optimizer.weight_decay)
         self._optimizer = build_optimizer(run.optimizer, groups)
         self.bank: Bank | None = None
         if run.experts is not None:

@@ -78,11 +78,11 @@ class Stages:
         assert run.pipeline is not None
         self.run, self.task, self.step = run, task, 0
         self.stages: list[StageTask] = [task.stage(number) for number in range(run.pipeline.count)]
-        self.parts = [stage.build_model() for stage in self.stages]
+        self.parts = [stage.model() for stage in self.stages]
         self.whole = task.whole(self.parts)
         decay = run.optimizer.weight_decay
         self.optimizers: list[Any] = [
-            build_optimizer(run.optimizer, stage.parameter_groups(part, decay))
+            build_optimizer(run.optimizer, stage.groups(part, decay))
             for stage, part in zip(self.stages, self.parts, strict=True)
         ]
 

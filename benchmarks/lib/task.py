@@ -73,12 +73,12 @@ class SimulatedTask:
         self._noise: Tensor | None = None
         self._microbatches = 0
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         generator = torch.Generator().manual_seed(self._seed)
         tensors = [torch.randn(shape, generator=generator) * 0.02 for shape in shapes(self._parameters)]
         return nn.ParameterList([nn.Parameter(tensor) for tensor in tensors])
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [
             {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},

@@ -23,16 +23,16 @@ class WideStage:
         self.takes = ("input_ids",) * (number == 0) + ("labels",) * (number == count - 1)
         self._seed = seed_of(run.name, "weights", number)
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             return nn.Sequential(*(nn.Linear(self.width, self.width, bias=False) for _ in range(LAYERS)))
 
     def outline(self) -> nn.Module:
         with torch.device("meta"):
-            return self.build_model()
+            return self.model()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def check(self, batch: dict[str, Tensor]) -> None:
@@ -66,10 +66,10 @@ class WideStages:
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
         return nn.ModuleList(stages)
 
-    def build_model(self) -> nn.Module:
-        return self.whole([stage.build_model() for stage in self._stages])
+    def model(self) -> nn.Module:
+        return self.whole([stage.model() for stage in self._stages])
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:

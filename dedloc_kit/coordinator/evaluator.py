@@ -197,7 +197,7 @@ class Evaluator:
         """Its loss on data to train on, and that of the untrained model."""
         seed = seed_of(self._run.run_id, "check")
         loss = partial(training_loss, self._task, seed=seed, warn=_log.warning)
-        untrained = self._computed(loss, self._task.build_model())
+        untrained = self._computed(loss, self._task.model())
         return self._computed(loss, model), untrained
 
     def _judge(self, step: int, measured: Measured) -> None:

@@ -31,7 +31,7 @@ def export(path: Path, state: TrainingState | StagedState, task: Task) -> None:
         save(path, state.parameters_copy(), state.info)
     else:
         assert isinstance(task, Mixed)
-        whole = task.as_stock(state.snapshot()[0], path.parent)
+        whole = task.to_transformers(state.snapshot()[0], path.parent)
         save(path, {name: each.detach() for name, each in whole.named_parameters()}, state.info)
 
 

@@ -95,8 +95,8 @@ def stage_costs(run: RunConfig, task: Divisible, batch: Batch, device: torch.dev
 
 
 def _cost(run: RunConfig, stage: StageTask, sample: Batch, device: torch.device) -> StageCost:
-    model = stage.build_model()
-    layout = FlatLayout.of([each for group in stage.parameter_groups(model, 0.0) for each in group["params"]])
+    model = stage.model()
+    layout = FlatLayout.of([each for group in stage.groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
     model.to(device)

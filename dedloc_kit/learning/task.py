@@ -35,11 +35,11 @@ _TASKS = {
 class Task(Protocol):
     """One task, made from a run's configuration alone, so that all peers have the same."""
 
-    def build_model(self) -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
         """The untrained model on the CPU, the same weights on every peer; the global random state is left alone."""
         ...
 
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """All trained parameters for an optimizer, each once, in an order that is the same on every peer."""
         ...
 
@@ -103,7 +103,7 @@ class StageTask(Protocol):
     share: float
     """Of the model's computation; of all stages together it is 1."""
 
-    def build_model(self) -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
         """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
         ...
 
@@ -111,8 +111,8 @@ class StageTask(Protocol):
         """The same on the `meta` device: shapes alone, with next to no memory."""
         ...
 
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """As `Task.parameter_groups`."""
+    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """As `Task.groups`."""
         ...
 
     def check(self, batch: Batch) -> None:
@@ -177,7 +177,7 @@ class Mixed(Task, Protocol):
         """Why no architecture of a library is such a model with experts, with the fix; empty if there is one."""
         ...
 
-    def as_stock(self, model: torch.nn.Module, folder: Path) -> torch.nn.Module:
+    def to_transformers(self, model: torch.nn.Module, folder: Path) -> torch.nn.Module:
         """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones), on the disk
         of this folder; raises UserError if it does not tell the same."""
         ...
@@ -258,7 +258,7 @@ class Probeable(Protocol):
 
 
 @dataclass(frozen=True)
-class Renewed:
+class VocabularyTransfer:
     """What a new vocabulary is made of that goes on with the weights of an old one, in tokens."""
 
     copied: int
@@ -271,14 +271,14 @@ class Continuing(Task, Protocol):
     """A task whose runs may go on from a model that exists."""
 
     def first_model(self) -> torch.nn.Module:
-        """The model that the run begins with: as `build_model`, with the weights that it goes on from if it does.
+        """The model that the run begins with: as `model`, with the weights that it goes on from if it does.
 
         Only the coordinator has to have them, at the run's beginning. Raises UserError with the fix if they are not
         there or not of this model.
         """
         ...
 
-    def renewed(self) -> Renewed | None:
+    def vocabulary_transfer(self) -> VocabularyTransfer | None:
         """What the run's vocabulary is made of, if it goes on from a model; none otherwise. Raises UserError."""
         ...
 
@@ -292,7 +292,7 @@ class Continuing(Task, Protocol):
 
 def first_model(task: Task) -> torch.nn.Module:
     """The model that a run begins with."""
-    return task.first_model() if isinstance(task, Continuing) else task.build_model()
+    return task.first_model() if isinstance(task, Continuing) else task.model()
 
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:

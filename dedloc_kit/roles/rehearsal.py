@@ -83,7 +83,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     if run.pipeline is not None:
         emit(_staged(run_on(run, readable) if readable else run, peer, device, bool(readable), emit, warn))
         return
-    model = task.build_model()
+    model = task.model()
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
@@ -94,7 +94,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
         cost = _cost(
             create_task(mixture, peer.task_module), model, device, mixture, peer.microbatch or run.microbatch or 0, warn
         )
-    layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
+    layout = FlatLayout.of([each for group in task.groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
     emit(
@@ -141,7 +141,7 @@ def _going_on(
     run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
 ) -> GoingOn | None:
     """Read the model that the run goes on from, and measure it as the run will begin with it."""
-    if not isinstance(task, Continuing) or (made := task.renewed()) is None:
+    if not isinstance(task, Continuing) or (made := task.vocabulary_transfer()) is None:
         return None
     emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
 

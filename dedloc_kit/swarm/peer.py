@@ -77,9 +77,9 @@ Load = Callable[[Task, int], AbstractContextManager[object]]
 class Modelled(Protocol):
     """What is trained: a task, or a stage of one."""
 
-    def build_model(self) -> torch.nn.Module: ...
+    def model(self) -> torch.nn.Module: ...
 
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
+    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class SwarmPeer:
         """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
         trained = _trained(self.task, run)
-        model = first_model(self.task) if run.stage is None else trained.build_model()
+        model = first_model(self.task) if run.stage is None else trained.model()
         state = self.optimizer.state
         return state.another(model, lambda model: _shared_optimizer(run, trained, model)).copy()
 
@@ -291,7 +291,7 @@ class _Inside:
     def _state(self, run: RunConfig, trained: Modelled, room: Room) -> TrainingState:
         if self.peer.lends and not self.peer.gives_state:
             return NoState(_layout_of(trained), run)
-        made = trained.build_model(), partial(_shared_optimizer, run, trained), run, room
+        made = trained.model(), partial(_shared_optimizer, run, trained), run, room
         if run.experts is not None and self.office is not None:  # all experts are the organizer's
             return MixedState(*made, partial(zeros_despite_a_full_disk, self.peer.folder / "experts"))
         return TrainingState(*made)
@@ -475,16 +475,16 @@ def _layout_of(trained: Modelled) -> FlatLayout:
     """Of a model of which only the shapes are wanted."""
     try:
         with torch.device("meta"):
-            model = trained.build_model()
+            model = trained.model()
     except Exception:  # its first weights are computed in a way that needs their values
-        model = trained.build_model()
+        model = trained.model()
     return FlatLayout.of(list(model.parameters()))
 
 
 def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) -> SharedOptimizer:
     """The optimizer of the global steps."""
     if run.averaging.mode == "global-batch":
-        return build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
+        return build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
@@ -495,7 +495,7 @@ def _accumulator(run: RunConfig, task: Modelled, state: TrainingState, replicas:
     model = replicas[0].model
     return LocalSteps(
         replicas,
-        local_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay), model),
+        local_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay), model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
         learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),

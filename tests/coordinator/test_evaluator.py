@@ -34,10 +34,8 @@ class Measured:
     ) -> None:
         run = tiny_run(**sections)
         made = kind(run)
-        groups = made.parameter_groups
-        self.state = TrainingState(
-            made.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run
-        )
+        groups = made.groups
+        self.state = TrainingState(made.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run)
         self.lasting = LastingRecord(folder, keep=3)
         self.lasting.begin(None)
         self.events: list[AnyEvent] = []

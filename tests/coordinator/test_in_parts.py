@@ -15,7 +15,7 @@ def test_parts_of_held_out_batches_make_the_same_evaluation(tmp_path: Path) -> N
     write_text(tmp_path)
     task = create_task(text_run(tmp_path, "causal", evaluation_samples=1000))
     assert isinstance(task, MeasuredInParts)
-    model, sizes = task.build_model().eval(), list[int]()
+    model, sizes = task.model().eval(), list[int]()
     whole = task.evaluate(model)
 
     @torch.no_grad()

@@ -30,8 +30,8 @@ RUN = tiny_run()
 
 def new_state(run: RunConfig = RUN, width: int | None = None) -> TrainingState:
     task = TinyTask(run)
-    model = task.build_model() if width is None else torch.nn.Linear(width, width)
-    return TrainingState(model, lambda m: Lamb(task.parameter_groups(m, 0.0), lr=0.1), run)
+    model = task.model() if width is None else torch.nn.Linear(width, width)
+    return TrainingState(model, lambda m: Lamb(task.groups(m, 0.0), lr=0.1), run)
 
 
 def saved(path: Path, step: int, state: TrainingState | None = None) -> Path:

@@ -40,8 +40,8 @@ def rehearsed(run: RunConfig, folder: Path) -> Rehearsed:
 
 
 def test_each_stage_is_tried_and_no_whole_model_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = sum(each.numel() for each in Causal(run_of(folder, 128)).build_model().parameters())
-    monkeypatch.setattr(Causal, "build_model", lambda self: pytest.fail("a whole model was made"))
+    parameters = sum(each.numel() for each in Causal(run_of(folder, 128)).model().parameters())
+    monkeypatch.setattr(Causal, "model", lambda self: pytest.fail("a whole model was made"))
     found = rehearsed(run_of(folder, tokens=128), folder)
     assert len(found.stages) == 3
     assert found.parameters == parameters

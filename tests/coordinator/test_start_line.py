@@ -9,7 +9,7 @@ from torch import nn
 
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.task import Continuing, Renewed
+from dedloc_kit.learning.task import Continuing, VocabularyTransfer
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.run.config import RunConfig
 from tests.tiny import TinyTask, tiny_run
@@ -25,10 +25,10 @@ class GoingOn(TinyTask):
         self._losses = losses
 
     def first_model(self) -> nn.Module:
-        return self.build_model()
+        return self.model()
 
-    def renewed(self) -> Renewed:
-        return Renewed(1, 0, 0)
+    def vocabulary_transfer(self) -> VocabularyTransfer:
+        return VocabularyTransfer(1, 0, 0)
 
     def start_loss(self) -> float | None:
         self.measured += 1

@@ -19,8 +19,8 @@ EXPERT = ExpertName(0, 1, 2)
 
 
 def fresh() -> MixedState:
-    groups = TASK.parameter_groups
-    state = MixedState(TASK.build_model(), lambda model: build_optimizer(RUN.optimizer, groups(model, 0.01)), RUN)
+    groups = TASK.groups
+    state = MixedState(TASK.model(), lambda model: build_optimizer(RUN.optimizer, groups(model, 0.01)), RUN)
     state.bank.hold_all()
     return state
 

@@ -106,11 +106,11 @@ class Training:
     def __init__(self, run: RunConfig) -> None:
         self.task = task = _task(run)
         stages = [task] if run.pipeline is None else [task.stage(number) for number in range(run.pipeline.count)]
-        parts = [stage.build_model() for stage in stages]
+        parts = [stage.model() for stage in stages]
         self.model: torch.nn.Module = parts[0] if run.pipeline is None else task.whole(parts)
         self._states = []
         for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
-            groups = stage.parameter_groups(part, run.optimizer.weight_decay)
+            groups = stage.groups(part, run.optimizer.weight_decay)
             of_part = run if run.pipeline is None else run.of_stage(number)
             self._states.append(TrainingState(part, partial(_optimizer, run, groups), of_part))
         self._bank: Any = None

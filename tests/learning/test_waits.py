@@ -29,8 +29,8 @@ def test_a_microbatch_of_a_task_waits_once_at_most_and_is_what_it_is_on_the_cpu(
 ) -> None:
     run = run_of(name, folder)
     there, here = create_task(run), create_task(run)
-    card = Card(FlatModel(move(there.build_model()), DEVICE), there.loss, half, prepare=there.prepare)
-    plain = Card(FlatModel(here.build_model(), torch.device("cpu")), here.loss, prepare=here.prepare)
+    card = Card(FlatModel(move(there.model()), DEVICE), there.loss, half, prepare=there.prepare)
+    plain = Card(FlatModel(here.model(), torch.device("cpu")), here.loss, prepare=here.prepare)
     told, expected = [], []
     for number, batch in enumerate(islice(there.batches(SAMPLES, 0, pytest.fail), MICROBATCHES)):
         with counting() as counts:

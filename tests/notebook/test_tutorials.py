@@ -65,7 +65,7 @@ def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run = run_of(tmp_path, ranked=0)
     task = create_task(run)
     assert isinstance(task, TextToImage)
-    model = task.build_model()
+    model = task.model()
     (tmp_path / "model").mkdir()
     task.export(model, tmp_path / "model", "owner/name")
     ledger = Ledger(tmp_path / "ledger.sqlite")

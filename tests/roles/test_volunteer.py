@@ -34,7 +34,7 @@ def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses
     # The first losses are those of the first two samples of the first batch, then of its next two.
     task = create_task(run, "tests.tiny")
     batch = next(task.batches(8, seed_of(run.run_id, chosen.joined.peer, chosen.joined.session), lambda _: None))
-    model = task.build_model()
+    model = task.model()
     losses = [event.loss for event in chosen.events if isinstance(event, LocalProgress)]
     expected = [task.loss(model, {"x": batch["x"][start : start + 2]}, 0).item() for start in (0, 2)]
     assert losses[:2] == expected

@@ -22,9 +22,9 @@ def plain_loop(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: 
 
 def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Peer) -> dict[str, torch.Tensor]:
     task = create_task(run, tasks)
-    model = task.build_model()
+    model = task.model()
     settings = run.optimizer
-    optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
+    optimizer = build_optimizer(settings, task.groups(model, settings.weight_decay))
     batches = {
         peer.joined.peer: task.batches(
             peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None

@@ -250,11 +250,11 @@ def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tenso
     from dedloc_kit.learning.task import Divisible
 
     if run.experts is not None:
-        return _mixed(_filled(task.build_model(), run, tensors, path), run.experts, tensors, path)
+        return _mixed(_filled(task.model(), run, tensors, path), run.experts, tensors, path)
     if run.pipeline is None:
-        return _filled(task.build_model(), run, tensors, path)
+        return _filled(task.model(), run, tensors, path)
     assert isinstance(task, Divisible), "no other one is created"
-    parts = [task.stage(number).build_model() for number in range(run.pipeline.count)]
+    parts = [task.stage(number).model() for number in range(run.pipeline.count)]
     for number, part in enumerate(parts):
         begin = f"stage{number}."
         own = {name.removeprefix(begin): each for name, each in tensors.items() if name.startswith(begin)}

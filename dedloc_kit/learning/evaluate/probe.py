@@ -111,7 +111,7 @@ def random_makers(run: RunConfig, seeds: int, where: torch.device) -> Iterator[M
     for number in range(1, seeds + 1):
         task = create_task(run.model_copy(update={"seed": number}))
         assert isinstance(task, Probeable)
-        yield task.features(task.build_model().to(where))
+        yield task.features(task.model().to(where))
 
 
 def linear_accuracy(

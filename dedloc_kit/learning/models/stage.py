@@ -33,13 +33,13 @@ class DecoderStage:
         costs = _costs(cut, length)
         self.share = costs[number] / sum(costs)
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         return self._cut.build(self.number)
 
     def outline(self) -> nn.Module:
         return self._cut.outline(self.number)
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return self._groups(model, weight_decay)
 
     def check(self, batch: Batch) -> None:

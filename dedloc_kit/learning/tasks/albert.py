@@ -102,7 +102,7 @@ class Albert(TextTask):
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         architecture = self.options.model.model_dump()
         architecture["hidden_act"] = _FUSED.get(architecture["hidden_act"], architecture["hidden_act"])
         config = AlbertConfig(

@@ -66,9 +66,9 @@ class Causal(PackedTask):
         if run.experts is not None:
             check_experts(self.config(), run.experts)
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         if self.run.pipeline is None and self.options.shared_layers == 1:
-            model = super().build_model()
+            model = super().model()
             if self.run.experts is not None:
                 give_experts(model, self.family, self.run.experts, self.run.run_id)
             return model
@@ -87,7 +87,7 @@ class Causal(PackedTask):
     def why_unwritten(self) -> str:
         return why_not_stock(self.config().model_type)
 
-    def as_stock(self, model: nn.Module, folder: Path) -> nn.Module:
+    def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
         assert self.run.experts is not None
         return stock(model, self.run.experts, folder)
 
@@ -123,7 +123,7 @@ class Causal(PackedTask):
         def loss(model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return self._loss(model, output, hidden, self.targets(labels))  # waits for the device, as a stage may
 
-        return DecoderStage(self.cut(), number, length, unlabelled, self.parameter_groups, loss)
+        return DecoderStage(self.cut(), number, length, unlabelled, self.groups, loss)
 
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
         return self.cut().whole(stages)
@@ -209,7 +209,7 @@ class Causal(PackedTask):
         UserError if there is none.
         """
         if self.run.experts is not None:
-            model = self.as_stock(model, folder)
+            model = self.to_transformers(model, folder)
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

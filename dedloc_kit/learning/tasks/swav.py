@@ -127,14 +127,14 @@ class Swav:
         self._held_out: _HeldOut | None = None
         self.neighbours = self.options.neighbours
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
             torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
             model = SwavModel(self.options.model)
         return model.train()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """As in SwAV all parameters decay alike."""
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 

@@ -51,11 +51,11 @@ class TextToImage:
         self.shape = self.options.shape(self.tokenizer.tokens)
         self.unchecked = ""
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with seeded_weights(self.run):
             return DrawingTransformer(self.shape).train()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Matrices decay; biases and scales, those of the branches too, do not."""
         assert isinstance(model, DrawingTransformer)
         matrices = [each for each in model.parameters() if each.ndim == 2]

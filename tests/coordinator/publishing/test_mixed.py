@@ -37,8 +37,8 @@ def state_of(folder: Path, architecture: str) -> tuple[Any, MixedState]:
     task: Any = create_task(run)
 
     def fresh() -> MixedState:
-        groups = task.parameter_groups
-        made = MixedState(task.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run)
+        groups = task.groups
+        made = MixedState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run)
         made.bank.hold_all()
         return made
 

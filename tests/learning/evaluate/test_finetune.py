@@ -183,7 +183,7 @@ def test_a_checkpoint_of_a_run_is_taken_by_the_names_of_its_weights(model: Path,
     shutil.copytree(model.with_name("tokenizer"), tmp_path / "tokenizer")
     (tmp_path / "run.toml").write_text(RUN, encoding="utf-8")
     run = load_run(tmp_path / "run.toml")
-    trained = create_task(run).build_model()
+    trained = create_task(run).model()
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(0.5)

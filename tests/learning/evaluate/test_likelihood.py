@@ -161,7 +161,7 @@ def test_a_checkpoint_is_scored_on_the_held_out_text_of_its_run(model: Path, tex
     shutil.copytree(model.with_name("tokenizer"), tmp_path / "tokenizer")
     run = load_run(tmp_path / "run.toml")
     path = tmp_path / "step-00000003.safetensors"
-    untrained = create_task(run).build_model()
+    untrained = create_task(run).model()
     checkpoint.save(path, dict(untrained.named_parameters()), StateInfo(run_id=run.run_id, step=3, rounds=()))
     settings = LikelihoodSettings(words=10)
     report = evaluate(str(path), settings, cpu(), run, against=[str(model)])

@@ -31,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checkpoint(run: RunConfig, path: Path) -> Path:
-    """As the coordinator leaves one; of weights that `build_model` does not make."""
-    model = create_task(run).build_model()
+    """As the coordinator leaves one; of weights that `model` does not make."""
+    model = create_task(run).model()
     weights = {f"model.{name}": parameter.detach() + 0.01 for name, parameter in model.named_parameters()}
     save(path, weights, StateInfo(run_id=run.run_id, step=7, rounds=()))
     return path
@@ -109,7 +109,7 @@ def test_the_accuracy_among_neighbours_is_the_one_that_the_page_shows(folder: Pa
     run = run_of(folder)
     task = create_task(run)
     report = evaluate(str(checkpoint(run, tmp_path / "s.safetensors")), QUICK, Session("cpu", 1), run, task)
-    model = task.build_model()
+    model = task.model()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)

@@ -25,7 +25,7 @@ from dedloc_kit.events import Left
 from dedloc_kit.hub import described
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed, fingerprint
-from dedloc_kit.learning.task import Renewed, create_task
+from dedloc_kit.learning.task import VocabularyTransfer, create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.tasks.encoder import Encoder
 from dedloc_kit.run.config import RunConfig
@@ -104,12 +104,12 @@ def test_a_model_in_a_folder_is_described_in_the_runs_file_and_begun_with(folder
     assert lines["model"]["rope_parameters"] == SHAPE["rope_parameters"]
     run = run_from(folder, str(folder / "published"), **lines)
     task = causal(run)
-    assert task.renewed() == Renewed(len(task.tokenizer), 0, 0)
+    assert task.vocabulary_transfer() == VocabularyTransfer(len(task.tokenizer), 0, 0)
     assert the_same(task.first_model(), folder / "published")
-    assert not the_same(task.build_model(), folder / "published")
+    assert not the_same(task.model(), folder / "published")
     # Somebody who has the tokenizer alone builds a model of the same shape.
     elsewhere = causal(run_from(folder, "/nowhere", **lines, tokenizer=str(folder / "causal")))
-    shapes = {name: each.shape for name, each in elsewhere.build_model().named_parameters()}
+    shapes = {name: each.shape for name, each in elsewhere.model().named_parameters()}
     assert shapes == {name: each.shape for name, each in task.first_model().named_parameters()}
 
 
@@ -160,7 +160,7 @@ def test_a_new_vocabulary_begins_far_better_than_chance(folder: Path, hub: Loopb
     start = f"us/model@{hub.revision('us/model', 0)}"
     run = run_from(folder, start, tokenizer=str(folder / "new"))
     task = causal(run)
-    made = task.renewed()
+    made = task.vocabulary_transfer()
     assert made is not None
     assert made.copied + made.averaged == len(task.tokenizer) - 1
     assert made.drawn == 1, "the old tokenizer has no padding"
@@ -184,7 +184,7 @@ def test_the_published_model_is_measured_with_its_own_vocabulary_on_the_same_tex
     assert kept.start_loss() == kept.evaluate(kept.first_model()).loss
     for samples in (20, 100_000):  # a part of the held-out text, and all of it
         task = causal(run_from(folder, start, tokenizer=new, evaluation_samples=samples))
-        found, untrained, read = task.start_loss(), task.evaluate(task.build_model()), task.held_out_packs()
+        found, untrained, read = task.start_loss(), task.evaluate(task.model()), task.held_out_packs()
         assert found is not None
         assert sum(len(text.encode()) for text in read.texts) == pytest.approx(read.bytes, rel=0.05)
         theirs = causal(run_from(folder, start, evaluation_samples=100_000))
@@ -197,7 +197,7 @@ def test_an_encoder_may_go_on_too(folder: Path) -> None:
     published = folder / "encoder"
     first = create_task(text_run(folder, "encoder", architecture="bert"))
     assert isinstance(first, Encoder)
-    model: Any = first.build_model()
+    model: Any = first.model()
     model.get_output_embeddings().bias.data.normal_()
     first.save(model, published)
     shape = {key: each for key, each in first.family.published(model.config.to_dict()).items() if each is not None}

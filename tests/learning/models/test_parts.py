@@ -89,13 +89,13 @@ def test_stages_one_after_the_other_are_the_whole_model(
     folder: Path, stages: int | tuple[int, ...], task: dict[str, Any]
 ) -> None:
     made = task_of(folder, stages, **task)
-    batch, model = batch_of(made), made.build_model()
+    batch, model = batch_of(made), made.model()
     loss = made.loss(model, made.prepare(batch), 0)
     loss.backward()
 
     count = made.run.pipeline.count if made.run.pipeline else 0
     cut = [made.stage(number) for number in range(count)]
-    parts = [stage.build_model() for stage in cut]
+    parts = [stage.model() for stage in cut]
     assert all(part.training for part in parts)
     torch.testing.assert_close(through(cut, parts, batch), loss.detach(), rtol=0, atol=1e-6)
     assert sum(stage.share for stage in cut) == pytest.approx(1)
@@ -107,7 +107,7 @@ def test_stages_one_after_the_other_are_the_whole_model(
         torch.testing.assert_close(other[1].grad, one[1].grad, rtol=1e-5, atol=1e-7)
     counted = [sum(each.numel() for each in part.parameters()) for part in parts]
     assert sum(counted) == sum(each.numel() for each in model.parameters()), "nothing is in two stages"
-    again = made.parameter_groups(parts[0], 0.1)
+    again = made.groups(parts[0], 0.1)
     assert sum(len(group["params"]) for group in again) == len(list(parts[0].parameters()))
 
 
@@ -115,11 +115,11 @@ def test_the_first_weights_depend_neither_on_the_cuts_nor_on_the_part_of_the_run
     one = task_of(folder, 3)
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    model = one.build_model()
+    model = one.model()
     assert torch.equal(torch.get_rng_state(), state)
     stages = [Causal(one.run.of_stage(number)).stage(number) for number in (0, 2)]
-    first: Any = stages[0].build_model()
-    last: Any = stages[1].build_model()
+    first: Any = stages[0].model()
+    last: Any = stages[1].model()
     whole = model.state_dict()
     assert torch.equal(first.span.base.embed_tokens.weight, whole["model.embed_tokens.weight"])
     assert torch.equal(last.layers[1].mlp.up_proj.weight, whole["model.layers.5.mlp.up_proj.weight"])
@@ -152,7 +152,7 @@ def test_a_stage_is_made_without_the_weights_of_others(folder: Path, monkeypatch
         stage = task.stage(number)
         with monkeypatch.context() as patch, Allocated() as allocated:
             patch.setattr(Part, "check", lambda part: None)  # it makes what eight tokens need
-            part = stage.build_model()
+            part = stage.model()
         own = sum(each.numel() * 4 for each in part.parameters())
         assert own > 5_000_000
         assert allocated.bytes < 1.05 * own
@@ -160,8 +160,8 @@ def test_a_stage_is_made_without_the_weights_of_others(folder: Path, monkeypatch
 
 def test_a_shared_layer_is_stored_once_and_applied_as_often_as_it_is_said(folder: Path) -> None:
     task, plain = task_of(folder, None, shared_layers=3), task_of(folder, None)
-    model: Any = task.build_model()
-    ordinary: Any = plain.build_model()
+    model: Any = task.model()
+    ordinary: Any = plain.model()
     assert len(model.model.layers) == 6
     assert model.model.layers[1].mlp.up_proj.weight is model.model.layers[0].mlp.up_proj.weight
     assert model.model.layers[3].mlp.up_proj.weight is not model.model.layers[0].mlp.up_proj.weight
@@ -169,7 +169,7 @@ def test_a_shared_layer_is_stored_once_and_applied_as_often_as_it_is_said(folder
     assert stored[1] == 3 * stored[0]
     assert model.lm_head.weight is model.model.embed_tokens.weight, "an ordinary run's ends stay one matrix"
 
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.01), lr=0.01)
+    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, print)
     for step in range(15):
@@ -186,7 +186,7 @@ def test_what_is_published_of_shared_layers_is_an_ordinary_model(
     folder: Path, stages: int | None, tmp_path: Path
 ) -> None:
     task = task_of(folder, stages, shared_layers=3)
-    model: Any = task.build_model().eval()
+    model: Any = task.model().eval()
     task.export(model, tmp_path, "somebody/model")
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids = AutoTokenizer.from_pretrained(tmp_path)("the river runs", return_tensors="pt").input_ids
@@ -234,9 +234,9 @@ def test_a_stage_whose_documents_see_each_other_is_refused(
     stage = task_of(folder).stage(number)
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda *_: None)
     with pytest.raises(UserError, match="documents in one sequence see each other"):
-        stage.build_model()
+        stage.model()
 
 
 def test_an_output_that_is_not_the_models_own_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="its scores are made in a way of their own"):
-        task_of(folder, architecture="cohere").stage(2).build_model()
+        task_of(folder, architecture="cohere").stage(2).model()

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(folder: Path) -> None:
     run = mixed(text_run(folder, "causal"))
-    one, other = (create_task(run).build_model() for _ in range(2))
+    one, other = (create_task(run).model() for _ in range(2))
     assert [(type(layer.mlp) is Mixture) for layer in one.model.layers] == [False, True]  # type: ignore[union-attr]
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     names = {name for name, _ in one.named_parameters() if "layers.1.mlp" in name}
@@ -57,7 +57,7 @@ def test_what_it_takes_is_tried_without_any_host_and_no_checkpoint_of_the_trunk_
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
     task = create_task(run)
-    trunk = {f"model.{name}": each for name, each in task.build_model().named_parameters()}
+    trunk = {f"model.{name}": each for name, each in task.model().named_parameters()}
     with pytest.raises(UserError, match=r"does not hold the expert 1\.0\.0; name a checkpoint of the organizer's"):
         with_tensors(task, run, trunk, folder)
 
@@ -148,7 +148,7 @@ def test_a_model_that_goes_on_from_another_has_no_experts(folder: Path) -> None:
 
 def test_an_architecture_whose_layers_have_no_feed_forward_network_of_their_own_is_refused(folder: Path) -> None:
     run = mixed(text_run(folder, "causal"))
-    model: Any = create_task(text_run(folder, "causal")).build_model()
+    model: Any = create_task(text_run(folder, "causal")).model()
     for layer in model.model.layers:
         del layer.mlp
     assert run.experts is not None

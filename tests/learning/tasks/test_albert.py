@@ -68,20 +68,20 @@ def test_all_peers_start_from_the_same_weights_and_the_random_state_is_left_alon
     run = configure(folder)
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    one = create_task(run).build_model()
+    one = create_task(run).model()
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    two = create_task(run).build_model()
+    two = create_task(run).model()
     assert one.training
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    other = create_task(run.model_copy(update={"seed": 1})).build_model()
+    other = create_task(run.model_copy(update={"seed": 1})).model()
     assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -> None:
     task = create_task(configure(folder))
-    model = task.build_model()
-    decayed, exempt = task.parameter_groups(model, 0.01)
+    model = task.model()
+    decayed, exempt = task.groups(model, 0.01)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert sorted(id(parameter) for group in (decayed, exempt) for parameter in group["params"]) == sorted(names)
     assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.01, 0.0)
@@ -93,7 +93,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -
 
 def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     task = create_task(configure(folder))
-    model = task.build_model().eval()
+    model = task.model().eval()
     batch = next(task.batches(8, seed=0, warn=fail))
     assert all(len(values) == 8 for values in batch.values())
     loss = task.loss(model, task.prepare(batch), 0)
@@ -106,7 +106,7 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
 
 def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None:
     task = create_task(configure(folder))
-    model: Any = task.build_model().eval()
+    model: Any = task.model().eval()
     batch = next(task.batches(4, seed=0, warn=fail))
     model.config.hidden_act = "gelu_new"
     original = type(model)(model.config).eval()
@@ -125,7 +125,7 @@ def test_batches_depend_on_the_seed_alone(folder: Path) -> None:
 def test_evaluation_is_deterministic_and_leaves_the_model_as_it_was(folder: Path) -> None:
     run = configure(folder)
     task = create_task(run)
-    model = task.build_model()
+    model = task.model()
     state = torch.get_rng_state()
     evaluation = task.evaluate(model)
     assert task.evaluate(model) == evaluation == create_task(run).evaluate(model)
@@ -156,7 +156,7 @@ def test_what_is_evaluated_is_held_out_data_and_not_that_which_it_trains_on(fold
 
 def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: Path) -> None:
     task = create_task(configure(folder, evaluation_samples=40))
-    model = task.build_model()
+    model = task.model()
     evaluation = task.evaluate(model)
     assert isinstance(task, Albert)
     model.eval()
@@ -178,8 +178,8 @@ def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: 
 
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> None:
     task = create_task(configure(folder))
-    model = task.build_model()
-    optimizer = Lamb(task.parameter_groups(model, 0.01), lr=0.05)
+    model = task.model()
+    optimizer = Lamb(task.groups(model, 0.01), lr=0.05)
     before = task.evaluate(model).loss
     losses = []
     with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
@@ -196,7 +196,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> N
 def test_a_run_without_held_out_data_says_so(folder: Path) -> None:
     task = create_task(configure(folder, evaluation=False))
     with pytest.raises(UserError, match=r"add \[data\.evaluation\]"):
-        task.evaluate(task.build_model())
+        task.evaluate(task.model())
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_an_export_is_what_transformers_loads_and_its_code_works_as_it_is(
 ) -> None:
     task = create_task(configure(folder))
     assert isinstance(task, Exportable)
-    model: Any = task.build_model().eval()
+    model: Any = task.model().eval()
     usage = task.export(model, tmp_path, str(tmp_path))
     assert (usage.library, usage.pipeline) == ("transformers", "fill-mask")
     assert not [path for path in tmp_path.iterdir() if path.suffix in {".bin", ".pt", ".pkl", ".py"}]

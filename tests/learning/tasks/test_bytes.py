@@ -21,8 +21,8 @@ def task_of(folder: Path) -> Task:
 
 def test_it_learns_what_comes_next(tmp_path: Path) -> None:
     task = task_of(tmp_path)
-    model = task.build_model()
-    optimizer = build_optimizer(run_of(tmp_path).optimizer, task.parameter_groups(model, 0.0))
+    model = task.model()
+    optimizer = build_optimizer(run_of(tmp_path).optimizer, task.groups(model, 0.0))
     before = task.evaluate(model).loss
     batches = task.batches(8, 0, print)
     for step in range(30):
@@ -35,9 +35,7 @@ def test_it_learns_what_comes_next(tmp_path: Path) -> None:
 def test_samples_follow_the_seed_and_the_weights_follow_the_run(tmp_path: Path) -> None:
     one, other = task_of(tmp_path), task_of(tmp_path)
     torch.rand(1)
-    assert all(
-        torch.equal(a, b) for a, b in zip(one.build_model().parameters(), other.build_model().parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(one.model().parameters(), other.model().parameters(), strict=True))
     first, again, different = (
         next(task.batches(64, seed, print))["ids"] for task, seed in ((one, 1), (other, 1), (one, 2))
     )
@@ -52,7 +50,7 @@ def test_options_and_data_are_checked(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     (tmp_path / "test.txt").write_text("short\n", encoding="utf-8")
     with pytest.raises(UserError, match="holds less text than one sample"):
-        task.evaluate(task.build_model())
+        task.evaluate(task.model())
 
 
 def test_the_guide_shows_this_task_as_it_is() -> None:

@@ -42,10 +42,10 @@ def task_of(folder: Path, **task: Any) -> Causal:
 def test_peers_have_the_same_weights_and_batches_depend_on_the_seed_alone(folder: Path) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    one = task_of(folder).build_model()
+    one = task_of(folder).model()
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    two = task_of(folder).build_model()
+    two = task_of(folder).model()
     assert one.training
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     first, again, other = (next(task_of(folder).batches(8, seed, fail))["input_ids"] for seed in (5, 5, 6))
@@ -56,7 +56,7 @@ def test_peers_have_the_same_weights_and_batches_depend_on_the_seed_alone(folder
 def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     """As transformers computes it for one text after the other."""
     task = task_of(folder)
-    model: Any = task.build_model()
+    model: Any = task.model()
     batch = next(task.batches(4, 0, fail))
     assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(batch, (4, 32))
     loss = task.loss(model, task.prepare(batch), 0)
@@ -83,7 +83,7 @@ def test_with_one_token_for_the_beginning_and_another_for_the_end_nothing_is_tol
 def test_evaluation_says_the_loss_per_token_and_per_byte_of_the_texts_as_they_were(folder: Path) -> None:
     task = task_of(folder, evaluation_samples=1000)
     texts = [text for text in task.held_out()[1] if isinstance(text, str)]
-    model = task.build_model()
+    model = task.model()
     state = torch.get_rng_state()
     evaluation = task.evaluate(model)
     assert evaluation == task.evaluate(model) == task_of(folder, evaluation_samples=1000).evaluate(model)
@@ -113,7 +113,7 @@ def test_the_bytes_of_a_text_hardly_depend_on_how_much_of_it_is_measured(tmp_pat
 
 def test_viewers_see_how_the_model_goes_on_from_the_beginning_of_a_held_out_text(folder: Path) -> None:
     task = task_of(folder)
-    samples = task.evaluate(task.build_model()).samples
+    samples = task.evaluate(task.model()).samples
     texts = [text for text in task.held_out()[1] if isinstance(text, str)]
     assert len(samples) == 5
     for sample in samples:
@@ -140,15 +140,15 @@ def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_tex
         assert all(
             torch.equal(values, next_) for values, next_ in zip(next(one).values(), next(other).values(), strict=True)
         )
-    model = task.build_model()
+    model = task.model()
     assert tokenized.evaluate(model) == task.evaluate(model)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, architecture: str) -> None:
     task = task_of(folder, architecture=architecture)
-    model = task.build_model()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.01), lr=0.01)
+    model = task.model()
+    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, fail)
     for step in range(20):
@@ -183,11 +183,11 @@ def test_a_wrong_option_names_the_key_and_the_fix(
 def test_data_and_tokenizers_that_do_not_suit_say_so(folder: Path, tmp_path: Path) -> None:
     task = create_task(text_run(folder, "causal", evaluation=False))
     with pytest.raises(UserError, match=r"add \[data\.evaluation\]"):
-        task.evaluate(task.build_model())
+        task.evaluate(task.model())
     task = task_of(folder, sequence_length=2000, model={"max_position_embeddings": 2048})
     task.held_out = lambda: (task.run.data.train[0], iter(["short"]))  # type: ignore[method-assign]
     with pytest.raises(UserError, match="holds less text than one sample"):
-        task.evaluate(task.build_model())
+        task.evaluate(task.model())
     tokenizer = task.tokenizer
     tokenizer.eos_token = tokenizer.bos_token = None
     tokenizer.save_pretrained(tmp_path)

@@ -62,7 +62,7 @@ def test_whole_words_are_masked_where_the_run_says_so(folder: Path) -> None:
 
 def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     task = task_of(folder)
-    model: Any = task.build_model()
+    model: Any = task.model()
     batch = next(task.batches(4, 0, fail))
     loss = task.loss(model, task.prepare(batch), 0)
     losses = []
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
 
 def test_evaluation_is_always_the_same_and_shows_what_the_model_puts_into_gaps(folder: Path) -> None:
     task = task_of(folder)
-    model = task.build_model()
+    model = task.model()
     state = torch.get_rng_state()
     evaluation = task.evaluate(model)
     assert evaluation == task.evaluate(model) == task_of(folder).evaluate(model)
@@ -94,8 +94,8 @@ def test_evaluation_is_always_the_same_and_shows_what_the_model_puts_into_gaps(f
 @pytest.mark.parametrize("architecture", ["modernbert", "deberta-v2"])
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, architecture: str) -> None:
     task = task_of(folder, architecture=architecture)
-    model = task.build_model()
-    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.01), lr=0.01)
+    model = task.model()
+    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, fail)
     for step in range(20):

@@ -44,7 +44,7 @@ def test_what_the_tasks_of_text_publish_works_where_there_is_no_dedloc_kit(tmp_p
     for name, pipeline in (("albert", "fill-mask"), ("encoder", "fill-mask"), ("causal", "text-generation")):
         tasks[name] = task = create_task(text_run(tmp_path, name))
         assert isinstance(task, Exportable)
-        models[name] = task.build_model().eval()
+        models[name] = task.model().eval()
         (tmp_path / "published" / name).mkdir(parents=True)
         usage = task.export(models[name], tmp_path / "published" / name, name)
         assert (usage.library, usage.pipeline) == ("transformers", pipeline)

@@ -66,12 +66,12 @@ def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_eva
             parquet.write_table(pyarrow.table({"text": some}), tmp_path / half / f"{split}.parquet")
         train_tokenizer(iter(part[10:]), vocabulary, tmp_path / f"{half}-tokenizer", "bpe", "causal")
     before, after = task_of(tmp_path, "old"), task_of(tmp_path, "new")
-    old = before.build_model()
+    old = before.model()
     curve(before, old, 3 * STEPS)
 
     made = origins(after.tokenizer, load_tokenizer(str(tmp_path / "old-tokenizer")))
     assert made.averaged > 50
-    begun = {"scratch": after.build_model(), "random embeddings": after.build_model(), "going on": after.build_model()}
+    begun = {"scratch": after.model(), "random embeddings": after.model(), "going on": after.model()}
     transplant(old, begun["random embeddings"], Origins([()] * len(made.parts)), seed=0)
     transplant(old, begun["going on"], made, seed=0)
     curves = {name: curve(after, model, STEPS) for name, model in begun.items()}

@@ -126,7 +126,7 @@ def test_a_loss_and_its_gradient_do_not_depend_on_what_a_device_draws(
     run = run_of(name)
     task = create_task(run)
     assert why_unchecked(task) == ""
-    model, batch = task.build_model(), next(task.batches(8, 0, fail))
+    model, batch = task.model(), next(task.batches(8, 0, fail))
     assert drawn(task, model, batch, 1) == drawn(task, model, batch, 2) == drawn(create_task(run), model, batch, 3)
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_draws_on_the_device_or_remembers_says_what_is_against_checki
 ) -> None:
     task = create_task(run_of(name, **options))
     assert said in why_unchecked(task)
-    model, batch = task.build_model(), next(task.batches(8, 0, fail))
+    model, batch = task.model(), next(task.batches(8, 0, fail))
     found = [drawn(task, model, batch, seed) for seed in range(4)]
     assert any(each != found[0] for each in found), "and it is true"
 
@@ -174,7 +174,7 @@ def test_what_the_classifier_of_an_albert_drops_stands_in_the_batch(run_of: Call
     batches = list(islice(task.batches(16, 0, fail), 20))
     kept = torch.cat([batch["classifier_kept"] for batch in batches])
     assert kept.float().mean().item() == pytest.approx(0.75, abs=0.02)
-    model: Any = task.build_model()
+    model: Any = task.model()
     batch = batches[0]
     pooled = model.albert(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})[1]
     model.zero_grad()

@@ -17,7 +17,7 @@ def tiny() -> Task:
 
 def test_it_is_the_mean_over_the_first_batches_of_the_seed_and_trains_nothing() -> None:
     task = tiny()
-    model = task.build_model()
+    model = task.model()
     batches = task.batches(SAMPLES, 3, pytest.fail)
     expected = torch.stack([task.loss(model, task.prepare(next(batches)), 0) for _ in range(BATCHES)]).mean().item()
     assert training_loss(tiny(), model, 3, pytest.fail) == pytest.approx(expected)
@@ -29,7 +29,7 @@ def test_it_needs_no_data_that_is_held_out(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run = run.model_copy(update={"data": run.data.model_copy(update={"evaluation": None})})
     task = create_task(run, "tests.bytes_task")
-    untrained, mad = task.build_model(), task.build_model()
+    untrained, mad = task.model(), task.model()
     with torch.no_grad():
         for parameter in mad.parameters():
             parameter.mul_(1e6)

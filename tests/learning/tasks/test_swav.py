@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swav(folder: Path, **options: Any) -> tuple[Swav, SwavModel]:
     task = create_task(run_of(folder, **options))
     assert isinstance(task, Swav)
-    model = task.build_model()
+    model = task.model()
     assert isinstance(model, SwavModel)
     return task, model
 
@@ -81,7 +81,7 @@ def test_a_broken_picture_is_a_bad_row_of_the_data_and_the_others_are_trained_on
 def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
     task, model = swav(folder)
     run = task.run
-    optimizer = build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
+    optimizer = build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
     before = task.evaluate(model)
     stream = batches(task, 32)
     for step in range(30):

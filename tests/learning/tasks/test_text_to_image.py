@@ -48,8 +48,8 @@ def task_of(folder: Path, **options: Any) -> TextToImage:
 
 
 def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
-    model = task.build_model()
-    optimizer = build_optimizer(task.run.optimizer, task.parameter_groups(model, 0.01))
+    model = task.model()
+    optimizer = build_optimizer(task.run.optimizer, task.groups(model, 0.01))
     for step, batch in enumerate(islice(task.batches(32, 0, lambda _: None), steps)):
         task.loss(model, task.prepare(batch), step).backward()
         optimizer.step()
@@ -60,7 +60,7 @@ def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
 
 def test_captions_are_learned_and_drawn(folder: Path) -> None:
     task = task_of(folder, drawing={"top_k": 1})
-    before = task.evaluate(task.build_model())
+    before = task.evaluate(task.model())
     after = task.evaluate(trained(task))
     told = after.metrics
     assert after.loss < 0.5 < before.loss
@@ -73,15 +73,15 @@ def test_captions_are_learned_and_drawn(folder: Path) -> None:
         assert {other.picture, other.real} <= digests
     assert len({sample.caption for sample in after.samples}) == 6  # type: ignore[union-attr]
     assert {picture.side for picture in after.pictures} == {12}
-    assert task.evaluate(task.build_model()) == before, "the same model gives the same evaluation"
+    assert task.evaluate(task.model()) == before, "the same model gives the same evaluation"
 
 
 def test_peers_have_the_same_weights_and_a_seed_decides_the_batches(folder: Path) -> None:
     one, other = task_of(folder), task_of(folder)
     torch.manual_seed(3)
-    first = one.build_model().state_dict()
+    first = one.model().state_dict()
     torch.manual_seed(4)
-    assert all(torch.equal(value, first[name]) for name, value in other.build_model().state_dict().items())
+    assert all(torch.equal(value, first[name]) for name, value in other.model().state_dict().items())
     batches = [list(islice(task.batches(8, seed, print), 3)) for task, seed in ((one, 0), (other, 0), (one, 1))]
     same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(batches[0], batches[1], strict=True)]
     assert all(same)
@@ -100,7 +100,7 @@ def test_a_share_of_the_samples_has_no_caption(folder: Path) -> None:
 
 def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
     batch = next(task_of(folder).batches(8, 0, print))
-    model = task_of(folder).build_model()
+    model = task_of(folder).model()
     assert isinstance(model, DrawingTransformer)
     captions, codes = batch["captions"], batch["codes"]
     with torch.no_grad():
@@ -118,8 +118,8 @@ def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
 
 def test_what_decays_are_the_matrices(folder: Path) -> None:
     task = task_of(folder)
-    model = task.build_model()
-    decaying, rest = task.parameter_groups(model, 0.1)
+    model = task.model()
+    decaying, rest = task.groups(model, 0.1)
     assert (decaying["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     names = {id(each): name for name, each in model.named_parameters()}
     found = [{names[id(each)] for each in group["params"]} for group in (decaying, rest)]
@@ -171,7 +171,7 @@ def test_pictures_that_are_no_such_codes_are_refused_in_a_line(folder: Path) -> 
     with pytest.raises(UserError, match=r"dedloc prepare images RUN\.toml --shards, and name those with tokenized"):
         next(task.batches(4, 0, lambda _: None))
     with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
-        task.evaluate(task.build_model())
+        task.evaluate(task.model())
 
 
 USE = """if True:
@@ -189,7 +189,7 @@ def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     folder: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     task = task_of(folder, drawing={"guidance": 2.0, "top_k": 4})
-    model = task.build_model().eval()
+    model = task.model().eval()
     assert isinstance(model, DrawingTransformer)
     published = tmp_path / "published"
     published.mkdir()
@@ -222,7 +222,7 @@ def test_a_caption_that_spells_a_control_token_is_drawn_as_text(folder: Path, tm
     (tmp_path / "tokenizer").mkdir()
     tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     task = task_of(folder, tokenizer=str(tmp_path / "tokenizer"))
-    model = task.build_model().eval()
+    model = task.model().eval()
     assert isinstance(model, DrawingTransformer)
     (tmp_path / "published").mkdir()
     task.export(model, tmp_path / "published", "me/drawer")
@@ -240,7 +240,7 @@ def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, 
     torch.manual_seed(0)
     JanusVQVAE(JanusVQVAEConfig(**config)).save_pretrained(tmp_path / "janus")
     task = task_of(folder, pictures={**PICTURES, "model": str(tmp_path / "janus")})
-    model = task.build_model()
+    model = task.model()
     assert isinstance(model, DrawingTransformer)
     (tmp_path / "published").mkdir()
     task.export(model, tmp_path / "published", "me/drawer")

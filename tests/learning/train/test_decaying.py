@@ -27,8 +27,8 @@ RUN = tiny_run(optimizer=STEADY)
 def fresh(**optimizer: Any) -> TrainingState:
     run = tiny_run(optimizer=STEADY | optimizer) if optimizer else RUN
     task = TinyTask(run)
-    groups = task.parameter_groups
-    return TrainingState(task.build_model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.0)), run)
+    groups = task.groups
+    return TrainingState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.0)), run)
 
 
 def train(state: TrainingState, *orders: int) -> list[float]:

@@ -17,9 +17,7 @@ from tests.tiny import TinyTask, tiny_run
 def training_state() -> TrainingState:
     run = tiny_run()
     task = TinyTask(run)
-    return TrainingState(
-        task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.0)), run
-    )
+    return TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m, 0.0)), run)
 
 
 def receipt(step: int) -> Receipt:

@@ -48,8 +48,8 @@ class Liar:
         self.node, self.signer = entry.start(entry.surroundings()), entry.signer
         task = TinyTask(self.run)
         self.state = TrainingState(
-            task.build_model(),
-            lambda model: build_optimizer(self.run.optimizer, task.parameter_groups(model, 0.0)),
+            task.model(),
+            lambda model: build_optimizer(self.run.optimizer, task.groups(model, 0.0)),
             self.run,
         )
         self.state.flat.fill_(FORGED)

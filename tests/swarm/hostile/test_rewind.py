@@ -61,7 +61,7 @@ def test_an_order_does_not_stand_beside_contributions(organizer: Signer) -> None
 @pytest.mark.parametrize(("name", "value"), [(RATE, 0.5001), (REWOUND, 8)])
 def test_witnesses_see_that_a_donor_passes_on_another_rate_or_another_step(name: str, value: float) -> None:
     run = tiny_run()
-    state = TrainingState(TinyTask(run).build_model(), lambda model: _Still(model), run)
+    state = TrainingState(TinyTask(run).model(), lambda model: _Still(model), run)
     tensors, info = state.copy()
     state.load_named(tensors | {RATE: torch.tensor([0.5], dtype=torch.float64), REWOUND: torch.tensor([9])}, info)
     told = sketch(state.tensors(), b"seed")

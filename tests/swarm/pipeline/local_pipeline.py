@@ -42,7 +42,7 @@ class LinearStage:
         names = ("input_ids",) * (number == 0), ("labels",) * (number == STAGES - 1)
         self.takes = names[0] + names[1]
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         torch.manual_seed(self.number)
         parts: dict[str, nn.Module] = {"layer": nn.Linear(WIDTH, WIDTH)}
         if self.number == 0:
@@ -77,7 +77,7 @@ def microbatches(count: int, seed: int = 0) -> list[Batch]:
 def plain_sum(batches: Sequence[Batch], parameters: Sequence[Sequence[Tensor]] | None = None) -> list[list[Tensor]]:
     """The gradients of these, weighted by samples, that one process computes, stage by stage."""
     stages = [LinearStage(number) for number in range(STAGES)]
-    models = [stage.build_model() for stage in stages]
+    models = [stage.model() for stage in stages]
     for model, given in zip(models, parameters or (), strict=False):
         for mine, theirs in zip(model.parameters(), given, strict=True):
             mine.data.copy_(theirs)
@@ -120,7 +120,7 @@ class Peer(StageComputer):
     """
 
     def __init__(self, name: str, stage: LinearStage, offers: Callable[[], dict[str, StageOffer]]) -> None:
-        self.name, self.model = name, stage.build_model()
+        self.name, self.model = name, stage.model()
         self.sums = Sums(self.model)
         super().__init__(stage, self.model, self.sums, most=1000)
         self.turns, self.drivers = Turns(), Drivers(offers, most=1000)

@@ -36,7 +36,7 @@ class Picky(Sums):
 @pytest.fixture
 def parts() -> tuple[StageComputer, Picky]:
     stage = LinearStage(1)
-    model = stage.build_model()
+    model = stage.model()
     return StageComputer(stage, model, sums := Picky(model), most=100), sums
 
 

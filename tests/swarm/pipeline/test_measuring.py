@@ -29,7 +29,7 @@ def losses(pipeline: Pipeline, batches: list[Batch], step: int = 0) -> list[floa
 def own(pipeline: Pipeline, batch: Batch) -> float:
     hidden = None
     for stage in pipeline.stages:
-        hidden = stage.forward(stage.build_model(), hidden, batch)
+        hidden = stage.forward(stage.model(), hidden, batch)
     assert hidden is not None
     return float(hidden.detach())
 

@@ -28,7 +28,7 @@ class Peer:
 
     def __init__(self) -> None:
         stage = LinearStage(1)
-        model = stage.build_model()
+        model = stage.model()
         self.held = held = StageComputer(stage, model, Sums(model), most=100)
         self.member = member = PipelineMember.__new__(PipelineMember)
         member._held, member._driver, member._full = held, None, members._Full(-1, math.inf, 0)

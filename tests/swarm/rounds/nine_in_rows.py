@@ -93,7 +93,7 @@ class Peer:
 
     def __init__(self, nine: "NineInRows", signer: Signer, microbatch: int) -> None:
         run, self._nine, self.microbatch, self.peer = nine.run, nine, microbatch, signer.peer
-        state = self.state = TrainingState(nine.task.build_model(), partial(optimizer_of, run, nine.task), run)
+        state = self.state = TrainingState(nine.task.model(), partial(optimizer_of, run, nine.task), run)
         self._replica = Replica(state, torch.device("cpu"))
         self._card = Card(self._replica, nine.task.loss, prepare=nine.task.prepare)
         believed = belief(signer.peer, nine.organizer)
@@ -257,7 +257,7 @@ class NineInRows:
 
     def plainly(self, steps: int) -> list[torch.Tensor]:
         """The parameters that one plain loop comes to with what counted in each step."""
-        model = self.task.build_model()
+        model = self.task.model()
         optimizer = optimizer_of(self.run, self.task, model)
         for step in range(steps):
             optimizer.zero_grad()
@@ -276,7 +276,7 @@ class NineInRows:
 
 
 def optimizer_of(run: RunConfig, task: TinyTask, model: torch.nn.Module) -> Any:
-    return build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
+    return build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
 
 
 def in_rows_of_three(folder: Path) -> list[Signer]:

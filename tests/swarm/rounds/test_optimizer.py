@@ -92,7 +92,7 @@ class Volunteer:
         run = tiny_run(global_batch=BATCH, averaging=averaging)
         dht = cast(Any, PlainDHT())
         dht.is_alive, dht.run_coroutine = lambda: True, lambda *_, **__: None
-        state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self._replica = replica = Replica(state, torch.device("cpu"))
         self._parameters = list(replica.model.parameters())
         self.gradients: Gradients | LocalSteps = Gradients([replica])

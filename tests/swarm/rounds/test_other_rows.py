@@ -86,7 +86,7 @@ class Peer:
         run = tiny_run(global_batch=BATCH)
         self.dht, self.run_id = cast(Any, PlainDHT()), run.run_id
         self.dht.run_coroutine = lambda *_, **__: None
-        self.state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        self.state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.replica = Replica(self.state, torch.device("cpu"))
         self.gradients = Gradients([self.replica])
         self.asked, self.begun = list[GroupRequest](), list[object]()

@@ -80,7 +80,7 @@ class Peer:
         self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
         self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
-        self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        self.state = state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.replica = Replica(state, torch.device("cpu"))
         self.gradients, self.averager = Gradients([self.replica]), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))

@@ -79,7 +79,7 @@ class TextTask(ABC):
         self.held_out_hash = ""
         """Of what evaluations measure, once one has begun; see `measuring.hash_of`."""
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Biases and scales of normalisations are the parameters of one dimension; they do not decay."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return [

@@ -19,7 +19,7 @@ from dedloc_kit.learning.models.families import Family
 from dedloc_kit.learning.models.init_from import Start
 from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
-from dedloc_kit.learning.task import Batch, Renewed, create_task
+from dedloc_kit.learning.task import Batch, VocabularyTransfer, create_task
 from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, seeded_weights
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
@@ -105,12 +105,12 @@ class PackedTask(TextTask):
             raise UserError(f"task.sequence_length must be at most task.model.max_position_embeddings ({longest})")
         return config
 
-    def build_model(self) -> nn.Module:
+    def model(self) -> nn.Module:
         with seeded_weights(self.run):
             return self.family.build(self.config())
 
     def first_model(self) -> nn.Module:
-        model = self.build_model()
+        model = self.model()
         if self._start is not None:
             transplant(self._published(self._start), model, self._origins, seed_of(self.run.run_id, "vocabulary"))
         return model
@@ -118,11 +118,11 @@ class PackedTask(TextTask):
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Evaluation: ...
 
-    def renewed(self) -> Renewed | None:
+    def vocabulary_transfer(self) -> VocabularyTransfer | None:
         if self._start is None:
             return None
         made = self._origins
-        return Renewed(made.copied, made.averaged, made.drawn)
+        return VocabularyTransfer(made.copied, made.averaged, made.drawn)
 
     def start_loss(self) -> float | None:
         if self._start is None:
@@ -131,7 +131,7 @@ class PackedTask(TextTask):
             return self.evaluate(self.first_model()).loss
         if not self.family.causal:  # which tokens are hidden, and how easy they are to guess, is up to the vocabulary
             return None
-        theirs, mine = self._with_its_vocabulary(), self.evaluate(self.build_model())
+        theirs, mine = self._with_its_vocabulary(), self.evaluate(self.model())
         bits: float | None = theirs.evaluate(theirs.first_model()).metrics.get(BITS_PER_BYTE)
         # A loss in our tokens has as many bits per byte whatever the model.
         return None if bits is None else bits * mine.loss / mine.metrics[BITS_PER_BYTE]

@@ -23,7 +23,7 @@ def test_a_file_that_is_added_before_the_held_out_one_changes_what_the_evaluatio
 
     def hashed() -> str:
         task = create_task(run)
-        return task.evaluate(task.build_model()).held_out
+        return task.evaluate(task.model()).held_out
 
     before = hashed()
     assert re.fullmatch("[0-9a-f]{64}", before)

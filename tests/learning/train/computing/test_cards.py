@@ -39,7 +39,7 @@ class Host:
         prepare: Prepare = dict,
     ) -> None:
         task = TinyTask(run)
-        self.state = TrainingState(task.build_model(), lambda m: build_optimizer(run.optimizer, groups(m)), run)
+        self.state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, groups(m)), run)
         self.replicas = [Replica(self.state, CPU) for _ in range(count)]
         self.gradients = self._gradients(run)
         self.batches = task.batches(MICROBATCH, 5, lambda _: None)

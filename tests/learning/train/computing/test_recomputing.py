@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 class WithBuffers(TinyTask):
     """Its model counts what it has seen, and normalises it."""
 
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.BatchNorm1d(WIDTH), super().build_model())
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(WIDTH), super().model())
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         return super().loss(model, batch, step) * (step + 1)
@@ -29,8 +29,8 @@ class Peer:
         run = tiny_run()
         self.task = WithBuffers(run)
         self.state = TrainingState(
-            self.task.build_model(),
-            lambda model: build_optimizer(run.optimizer, self.task.parameter_groups(model, 0.0)),
+            self.task.model(),
+            lambda model: build_optimizer(run.optimizer, self.task.groups(model, 0.0)),
             run,
         )
         self.replica = Replica(self.state, CPU)

@@ -18,7 +18,7 @@ from tests.tiny import TinyTask, tiny_run
 
 def test_a_step_that_falls_due_while_the_state_is_handed_over_waits_for_it() -> None:
     run = tiny_run()
-    state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+    state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
     before = state.flat.clone()
     receipt = Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=())
     step = threading.Thread(target=state.apply, args=(torch.ones_like(state.flat), receipt))
@@ -39,7 +39,7 @@ def test_a_step_that_falls_due_while_the_state_is_handed_over_waits_for_it() -> 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_state_with_a_number_that_is_not_finite_is_refused_and_changes_nothing(wrong: float) -> None:
     run = tiny_run()
-    state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+    state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
     before = state.flat.clone()
     tensors = [torch.ones_like(tensor) for tensor in state.tensors()]
     info = StateInfo(run_id=run.run_id, step=5, rounds=("ab",))
@@ -56,7 +56,7 @@ def test_a_state_with_a_number_that_is_not_finite_is_refused_and_changes_nothing
 @pytest.mark.parametrize("size", [0.25, 100.0])
 def test_a_step_is_no_longer_than_the_longest_gradient_that_the_run_allows(size: float) -> None:
     run = tiny_run(optimizer={"learning_rate": 0.5, "warmup_steps": 0, "total_steps": 10, "max_gradient_norm": 2.0})
-    state = TrainingState(TinyTask(run).build_model(), lambda m: Plain(m.parameters()), run)
+    state = TrainingState(TinyTask(run).model(), lambda m: Plain(m.parameters()), run)
     before, gradient = state.flat.clone(), torch.full_like(state.flat, size / state.flat.numel() ** 0.5)
     state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=()))
     assert float((state.flat - before).norm()) == pytest.approx(0.5 * min(size, 2.0), rel=1e-4)
@@ -84,7 +84,7 @@ def test_the_shared_parameters_lie_in_memory_that_a_forked_process_does_not_take
 def test_parameters_that_are_not_finite_differ_only_from_finite_ones() -> None:
     run = tiny_run()
     sound, diverged, alike = (
-        TrainingState(TinyTask(run).build_model(), lambda m: Plain(m.parameters()), run) for _ in range(3)
+        TrainingState(TinyTask(run).model(), lambda m: Plain(m.parameters()), run) for _ in range(3)
     )
     for number, state in enumerate((diverged, alike)):
         gradient = torch.ones_like(state.flat)
