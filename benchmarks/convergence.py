@@ -38,7 +38,7 @@ from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
-from dedloc_kit.learning.task import Batch, Divisible, create_task
+from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
@@ -229,7 +229,6 @@ def measure_all(runs: Mapping[int, RunConfig], arguments: argparse.Namespace) ->
 def measure_pipelined(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
     """Train every variant in stages from the same weights on the same batches."""
     task = create_task(run)
-    assert isinstance(task, Divisible)
     batches = task.batches(pipelined.MICROBATCH, seed_of(run.run_id, "peer", 0), print)
     steps = [list(islice(batches, pipelined.MICROBATCHES)) for _ in range(run.optimizer.total_steps)]
     results = []

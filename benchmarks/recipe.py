@@ -151,7 +151,7 @@ def _swarm(run: RunConfig, folder: Path, options: argparse.Namespace) -> Curve:
 def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.Namespace) -> Curve:
     task, settings = create_task(run), run.optimizer
     model = task.model()
-    optimizer = build_optimizer(settings, task.groups(model, settings.weight_decay))
+    optimizer = build_optimizer(settings, task.groups(model))
     # Samples that follow each other are often of one document: from one place of the data alone they teach less.
     seeds = [seed_of(run.run_id, "plain", volunteer) for volunteer in range(options.volunteers)]
     batches = chain.from_iterable(zip(*(task.batches(options.microbatch, seed, print) for seed in seeds), strict=True))

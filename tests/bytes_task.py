@@ -1,15 +1,14 @@
 """A causal language model over bytes: the task that docs/adding_a_task.md adds, on any text and without a tokenizer."""
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -17,12 +16,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.shards import Warn
 from dedloc_kit.learning.data.sources.stream import in_order, mixture, texts
-from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.validation import describe
 
 END, VOCABULARY = 0, 256  # no text holds a zero byte, so it may end each document
 _logger = logging.getLogger(__name__)
@@ -39,15 +36,14 @@ class BytesOptions(Section):
     n_head: PositiveInt = 4
 
 
-class Bytes:
-    """The task `bytes`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+class Bytes(Task):
+    """The task `bytes`."""
+
+    Options = BytesOptions
+    options: BytesOptions
 
     def __init__(self, run: RunConfig) -> None:
-        self.run = run
-        try:
-            self.options = BytesOptions.model_validate_json(json.dumps(run.task.options))
-        except ValidationError as error:
-            raise UserError(f"task.{describe(error, BytesOptions)}") from None
+        super().__init__(run)
         self._held_out: Batch | None = None
 
     def model(self) -> nn.Module:
@@ -62,17 +58,9 @@ class Bytes:
             embd_pdrop=0.0,
             attn_pdrop=0.0,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+        with self.seeded_weights():
             model: nn.Module = GPT2LMHeadModel(config)
         return model.train()
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        parameters = list(model.parameters())
-        return [
-            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": weight_decay},
-            {"params": [each for each in parameters if each.ndim <= 1], "weight_decay": 0.0},
-        ]
 
     def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
         data = self.run.data
@@ -88,9 +76,6 @@ class Bytes:
             whole = len(waiting) // length * length
             yield from np.frombuffer(bytes(waiting[:whole]), np.uint8).reshape(-1, length).astype(np.int64)
             del waiting[:whole]
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         scores = model(input_ids=batch["ids"][:, :-1]).logits.float()

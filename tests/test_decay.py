@@ -53,7 +53,7 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     """
     task, settings = TinyTask(run), run.optimizer
     model = task.model()
-    optimizer = build_optimizer(settings, task.groups(model, settings.weight_decay))
+    optimizer = build_optimizer(settings, task.groups(model))
     usual, last = (
         next(each.batches(run.global_batch, 0, pytest.fail))
         for each in (task, task_on(run, run.data.decay, "tests.tiny"))

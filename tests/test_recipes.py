@@ -18,10 +18,9 @@ from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.models.families import DECODERS, ENCODERS
 from dedloc_kit.learning.models.parts import Part
-from dedloc_kit.learning.task import create_task, first_model
+from dedloc_kit.learning.task import create_task, parse_options
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
-from dedloc_kit.learning.tasks.text.common import parse_options
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
@@ -189,8 +188,8 @@ def test_the_small_form_of_going_on_takes_the_model_that_the_benchmark_makes(
 def learned(run: RunConfig) -> list[float]:
     """The losses of a few steps."""
     task = create_task(run)
-    model = first_model(task)
-    optimizer = build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
+    model = task.first_model()
+    optimizer = build_optimizer(run.optimizer, task.groups(model))
     losses = []
     for batch in islice(task.batches(8, 0, print), 8):
         loss = task.loss(model, task.prepare(batch), 0)

@@ -12,16 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.task import ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 from tests.in_rows import divide
 
 WIDTH = 8
 
 
-class TinyTask:
+class TinyOptions(Section):
+    """The keys of `task` beside its name."""
+
+    hidden: int = 32
+    start: str | None = None
+
+
+class TinyTask(Task):
     """Batches are made from a seed, so that a test can make the same ones again.
 
     Faults are injected by name through the environment of one worker:
@@ -37,9 +46,12 @@ class TinyTask:
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
 
+    Options = TinyOptions
+    options: TinyOptions
+
     def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
         self._seed = seed_of(run.run_id, "weights")
-        self._hidden = int(run.task.options.get("hidden", 32))
         self._nan_at = int(os.environ.get("TINY_NAN_AT", "0"))
         self._memory = int(os.environ.get("TINY_MEMORY", "1000000"))
         self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
@@ -52,11 +64,11 @@ class TinyTask:
     def model(self) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            hidden = self._hidden
+            hidden = self.options.hidden
             return torch.nn.Sequential(torch.nn.Linear(WIDTH, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, WIDTH))
 
-    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: torch.nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self.run.optimizer.weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
@@ -66,9 +78,6 @@ class TinyTask:
             yield from itertools.repeat({"x": sample.expand(microbatch, WIDTH)})
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
-
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return batch
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._pause)

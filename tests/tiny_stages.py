@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Feature, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.pipeline import computing
 from tests.tiny import wait_for_start
@@ -26,8 +28,8 @@ class TinyStage:
 
     width = WIDTH
 
-    def __init__(self, seed: int, number: int, count: int) -> None:
-        self._seed, self.number, self.count, self.share = seed, number, count, 1 / count
+    def __init__(self, seed: int, number: int, count: int, decay: float) -> None:
+        self._seed, self.number, self.count, self.share, self._decay = seed, number, count, 1 / count, decay
         self.takes = ("input_ids",) * (number == 0) + ("labels",) * (number == count - 1)
 
     def model(self) -> nn.Module:
@@ -44,8 +46,8 @@ class TinyStage:
         with torch.device("meta"):
             return self.model()
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self._decay}]
 
     def check(self, batch: dict[str, Tensor]) -> None:
         for name, values in batch.items():
@@ -75,22 +77,24 @@ class Whole(nn.Module):
         return hidden
 
 
-class TinyStages:
+class TinyStages(Task):
     """Batches follow from a seed: the labels are the ids before.
 
     In the environment of one worker `TINY_PAUSE=0.05` slows down what it drives, and `START_FILE=PATH` holds its data
     back whenever that file does not exist.
     """
 
+    Options = Section
     sample_tokens = LENGTH
 
     def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
         assert run.pipeline is not None
-        self._seed = seed_of(run.name, run.fingerprint)
-        self._stages = [TinyStage(self._seed, number, run.pipeline.count) for number in range(run.pipeline.count)]
+        self._seed, count, decay = seed_of(run.name, run.fingerprint), run.pipeline.count, run.optimizer.weight_decay
+        self._stages = [TinyStage(self._seed, number, count, decay) for number in range(count)]
 
-    def why_undivided(self) -> str:
-        return ""
+    def unsupported(self, feature: Feature) -> str:
+        return "" if feature == "pipeline" else super().unsupported(feature)
 
     def stage(self, number: int) -> TinyStage:
         return self._stages[number]
@@ -101,8 +105,8 @@ class TinyStages:
     def model(self) -> Whole:
         return self.whole([stage.model() for stage in self._stages])
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self.run.optimizer.weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
@@ -111,9 +115,6 @@ class TinyStages:
             time.sleep(float(os.environ.get("TINY_PAUSE", "0")))
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
-
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return batch
 
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         loss: Tensor = model(batch)
@@ -153,7 +154,7 @@ def plain_loop(run: RunConfig, batches: Sequence[Sequence[dict[str, Tensor]]]) -
     task = TinyStages(run)
     model = task.model()
     optimizers = [
-        build_optimizer(run.optimizer, stage.groups(part, run.optimizer.weight_decay))
+        build_optimizer(run.optimizer, stage.groups(part))
         for stage, part in zip(task._stages, model.stages, strict=True)
     ]
     for step, of_step in enumerate(batches):

@@ -77,7 +77,7 @@ def with_hivemind(role: Role) -> None:
         run_id=run.run_id,
         target_batch_size=run.global_batch,
         batch_size_per_step=microbatch,
-        params=task.groups(model, run.optimizer.weight_decay),
+        params=task.groups(model),
         optimizer=partial(_lamb, run),
         client_mode=node.client_mode,
         offload_optimizer=True,
@@ -104,7 +104,7 @@ def with_hivemind(role: Role) -> None:
 def alone(role: Role) -> None:
     run, task, model = _learner(role)
     microbatch, seconds = int(role.job["microbatch"]), float(role.job["step_seconds"])
-    optimizer = _lamb(run, task.groups(model, run.optimizer.weight_decay))
+    optimizer = _lamb(run, task.groups(model))
     step = microbatches = 0
     due = None
     for batch in _batches(role, run, task, microbatch):

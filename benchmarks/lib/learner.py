@@ -19,7 +19,7 @@ class Learner:
         self.run, self.task, self.model = run, task, task.model()
         self.parameters = list(self.model.parameters())
         self.layout = FlatLayout.of(self.parameters)
-        groups = task.groups(self.model, run.optimizer.weight_decay)
+        groups = task.groups(self.model)
         # Not in the run, whose first weights and data depend on all that it says.
         self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state": state}), groups, self.model)
         self.step = 0

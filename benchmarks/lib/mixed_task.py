@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 
 from benchmarks.lib.task import Device, simulated_run, wait_for_start
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
-from dedloc_kit.learning.task import Mixed
+from dedloc_kit.learning.task import Feature, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 
 NOWHERE = {"dataset": "none/none"}
@@ -20,23 +20,27 @@ NOWHERE = {"dataset": "none/none"}
 WIDTH, HIDDEN, TOKENS, GRID = 64, 64, 32, (2, 4)
 
 
-class SimulatedMixed:
+class MixedOptions(Section):
+    """The keys of `task` beside its name."""
+
+    seconds: float
+    """Of a microbatch, beside its calls."""
+
+
+class SimulatedMixed(Task):
     """Tokens through a linear layer, a mixture with a residual, and a linear layer."""
 
+    Options = MixedOptions
+    options: MixedOptions
+
     def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
         assert run.experts is not None
         self._settings, self._seed = run.experts, seed_of(run.run_id, "weights")
-        self._seconds = float(run.task.options["seconds"])
         self._device = Device()
 
-    def why_without_experts(self) -> str:
-        return ""
-
-    def why_unwritten(self) -> str:
-        return "no library has a simulated model with experts"
-
-    def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
-        raise NotImplementedError
+    def unsupported(self, feature: Feature) -> str:
+        return "" if feature == "experts" else super().unsupported(feature)
 
     def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -45,8 +49,8 @@ class SimulatedMixed:
             first, last = nn.Linear(width, width), nn.Linear(width, width)
         return nn.ModuleList([first, Mixture(0, self._settings, self._seed), last])
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self.run.optimizer.weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
@@ -54,11 +58,8 @@ class SimulatedMixed:
         while True:
             yield {"x": torch.randn(microbatch, TOKENS, self._settings.width, generator=generator)}
 
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return batch
-
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
-        time.sleep(self._seconds)
+        time.sleep(self.options.seconds)
         self._device.begin()
         loss = self._loss(model, batch)
         self._device.watch(loss, len(batch["x"]))
@@ -77,7 +78,7 @@ class SimulatedMixed:
         return loss + self._settings.balance * imbalance_of(model)
 
 
-TASKS: dict[str, Callable[[RunConfig], Mixed]] = {"simulated-mixed": SimulatedMixed}
+TASKS = {"simulated-mixed": SimulatedMixed}
 
 
 def mixed_run(

@@ -24,7 +24,7 @@ class PlainLoop:
     def __init__(self, run: RunConfig, task: Task) -> None:
         self.run, self._task, self.step = run, task, 0
         self.model = task.model()
-        groups = task.groups(self.model, run.optimizer.weight_decay)
+        groups = task.groups(self.model)
         self._optimizer = build_optimizer(run.optimizer, groups)
         self.bank: Bank | None = None
         if run.experts is not None:

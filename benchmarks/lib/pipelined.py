@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Batch, Divisible, StageTask
+from dedloc_kit.learning.task import Batch, StageTask, Task
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
@@ -74,15 +74,14 @@ PIPELINED = {
 class Stages:
     """The stages of a run's model with an optimizer each, and the whole of them."""
 
-    def __init__(self, run: RunConfig, task: Divisible) -> None:
+    def __init__(self, run: RunConfig, task: Task) -> None:
         assert run.pipeline is not None
         self.run, self.task, self.step = run, task, 0
         self.stages: list[StageTask] = [task.stage(number) for number in range(run.pipeline.count)]
         self.parts = [stage.model() for stage in self.stages]
         self.whole = task.whole(self.parts)
-        decay = run.optimizer.weight_decay
         self.optimizers: list[Any] = [
-            build_optimizer(run.optimizer, stage.groups(part, decay))
+            build_optimizer(run.optimizer, stage.groups(part))
             for stage, part in zip(self.stages, self.parts, strict=True)
         ]
 

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 
 _POLL_SECONDS = 0.01
@@ -62,35 +64,36 @@ def wait_for_start() -> None:
         time.sleep(_POLL_SECONDS)
 
 
-class SimulatedTask:
+class SimulatedOptions(Section):
+    """The keys of `task` beside its name."""
+
+    parameters: int
+    seconds: float
+    """Of a microbatch."""
+
+
+class SimulatedTask(Task):
     """A model of ALBERT-like tensors whose gradients cost no more than their copying; the CPU idles meanwhile."""
 
+    Options = SimulatedOptions
+    options: SimulatedOptions
+
     def __init__(self, run: RunConfig) -> None:
-        options = run.task.options
-        self._parameters = int(options["parameters"])
+        super().__init__(run)
         self._seed = seed_of(run.run_id, "weights")
-        self._device = Device(float(options["seconds"]) * float(os.environ.get("BENCH_SLOWNESS", "1")))
+        self._device = Device(self.options.seconds * float(os.environ.get("BENCH_SLOWNESS", "1")))
         self._noise: Tensor | None = None
         self._microbatches = 0
 
     def model(self) -> nn.Module:
         generator = torch.Generator().manual_seed(self._seed)
-        tensors = [torch.randn(shape, generator=generator) * 0.02 for shape in shapes(self._parameters)]
+        tensors = [torch.randn(shape, generator=generator) * 0.02 for shape in shapes(self.options.parameters)]
         return nn.ParameterList([nn.Parameter(tensor) for tensor in tensors])
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": weight_decay},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
         while True:
             yield {"x": torch.zeros(microbatch, 1)}
-
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return batch
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         parameters = list(model.parameters())

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Feature, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 
 LAYERS, LENGTH, VOCABULARY = 3, 64, 97
@@ -21,7 +23,7 @@ class WideStage:
         self.width = int(run.task.options["width"])
         self.number, self.count, self.share = number, count, 1 / count
         self.takes = ("input_ids",) * (number == 0) + ("labels",) * (number == count - 1)
-        self._seed = seed_of(run.name, "weights", number)
+        self._seed, self._decay = seed_of(run.name, "weights", number), run.optimizer.weight_decay
 
     def model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -32,8 +34,8 @@ class WideStage:
         with torch.device("meta"):
             return self.model()
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self._decay}]
 
     def check(self, batch: dict[str, Tensor]) -> None:
         """Only this machine's peers send any."""
@@ -50,15 +52,23 @@ class WideStage:
         return (ids[..., None] * torch.linspace(0.1, 3.0, self.width)).sin()
 
 
-class WideStages:
+class WideOptions(Section):
+    """The keys of `task` beside its name."""
+
+    width: int
+
+
+class WideStages(Task):
+    Options = WideOptions
     sample_tokens = LENGTH
 
     def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
         assert run.pipeline is not None
         self._stages = [WideStage(run, number, run.pipeline.count) for number in range(run.pipeline.count)]
 
-    def why_undivided(self) -> str:
-        return ""
+    def unsupported(self, feature: Feature) -> str:
+        return "" if feature in ("pipeline", "distributed_eval") else super().unsupported(feature)
 
     def stage(self, number: int) -> WideStage:
         return self._stages[number]
@@ -69,17 +79,14 @@ class WideStages:
     def model(self) -> nn.Module:
         return self.whole([stage.model() for stage in self._stages])
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return [{"params": list(model.parameters()), "weight_decay": self.run.optimizer.weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
         while True:
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
-
-    def prepare(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return batch
 
     def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
         hidden: Tensor | None = None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
-from dedloc_kit.learning.task import Mixed, Task
+from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
@@ -30,11 +30,10 @@ def export(path: Path, state: TrainingState | StagedState, task: Task) -> None:
         _log.warning("%s has the trunk alone: %s", path, why)
         save(path, state.parameters_copy(), state.info)
     else:
-        assert isinstance(task, Mixed)
         whole = task.to_transformers(state.snapshot()[0], path.parent)
         save(path, {name: each.detach() for name, each in whole.named_parameters()}, state.info)
 
 
 def why_unwritten(state: TrainingState | StagedState, task: Task) -> str:
     """Why the model cannot be used without dedloc_kit, in one line; empty if nothing is known against it."""
-    return task.why_unwritten() if isinstance(state, MixedState) and isinstance(task, Mixed) else ""
+    return task.unsupported("to_transformers") if isinstance(state, MixedState) else ""

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dedloc_kit.learning.task import Batch, MeasuredInParts
+from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.records.evaluation import Evaluation
 
 
-def evaluated_in_parts(
-    task: MeasuredInParts, rows: int, losses: Callable[[Sequence[Batch]], Sequence[float]]
-) -> Evaluation:
+def evaluated_in_parts(task: Task, rows: int, losses: Callable[[Sequence[Batch]], Sequence[float]]) -> Evaluation:
     """As `evaluate` of the task, without a model.
 
     :param rows: of a part, at most

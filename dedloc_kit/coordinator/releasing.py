@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dedloc_kit.blocks.served import read_model
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.task import Exportable, Task
+from dedloc_kit.learning.task import Task
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import CoordinatorConfig
@@ -111,9 +111,8 @@ class Releasing:
     def _kept(self, folder: Path, tensors: dict[str, Tensor], info: StateInfo) -> tuple[ModelVersion, set[str]]:
         """Write this state's model into the empty folder, and have all of it in the store."""
         task: Task = self._task
-        if not isinstance(task, Exportable):
+        if task.export(self._state.model_of(tensors), folder, self._run.name) is None:
             raise UserError(f"the task '{self._run.task.name}' writes no model of transformers")
-        task.export(self._state.model_of(tensors), folder, self._run.name)
         model = read_model(str(folder), folder)
         version = ModelVersion(
             model=f"{self._run.name}, global step {info.step}",

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.task import Continuing, Task
+from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, find
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import NOTHING_ORDERED, TrainingState
@@ -59,7 +59,7 @@ def begin(state: TrainingState | StagedState, task: Task) -> None:
 
     Raises UserError if that model cannot be used.
     """
-    if isinstance(task, Continuing) and isinstance(state, TrainingState):  # stages go on from no model
+    if not task.unsupported("init_from") and isinstance(state, TrainingState):  # stages go on from no model
         try:
             state.begin_with(task.first_model())
         except ValueError as error:

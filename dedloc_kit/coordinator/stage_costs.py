@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
-from dedloc_kit.learning.task import Batch, Divisible, StageTask
+from dedloc_kit.learning.task import Batch, StageTask, Task
 from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
@@ -39,13 +39,13 @@ def rows_of(run: RunConfig, batch: Batch) -> int:
     return max(1, run.pipeline.microbatch_tokens // length)
 
 
-def full_rows(run: RunConfig, task: Divisible) -> int:
+def full_rows(run: RunConfig, task: Task) -> int:
     """How many samples of full length make a microbatch."""
     assert run.pipeline is not None
     return max(1, min(run.global_batch, run.pipeline.microbatch_tokens // task.sample_tokens))
 
 
-def expected_memory(run: RunConfig, task: Divisible, number: int) -> StageMemory:
+def expected_memory(run: RunConfig, task: Task, number: int) -> StageMemory:
     """What a stage will take with a microbatch of full samples. Nothing is computed or held."""
     assert run.pipeline is not None
     stage, model = task.stage(number), task.stage(number).outline()
@@ -84,7 +84,7 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     return sum(kept.values())
 
 
-def stage_costs(run: RunConfig, task: Divisible, batch: Batch, device: torch.device) -> tuple[StageCost, ...]:
+def stage_costs(run: RunConfig, task: Task, batch: Batch, device: torch.device) -> tuple[StageCost, ...]:
     """Of a microbatch, from what one sample takes; of a large stage from what a part of a sample takes.
 
     :param batch: one sample; [1, length] each
@@ -96,7 +96,7 @@ def stage_costs(run: RunConfig, task: Divisible, batch: Batch, device: torch.dev
 
 def _cost(run: RunConfig, stage: StageTask, sample: Batch, device: torch.device) -> StageCost:
     model = stage.model()
-    layout = FlatLayout.of([each for group in stage.groups(model, 0.0) for each in group["params"]])
+    layout = FlatLayout.of([each for group in stage.groups(model) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
     model.to(device)

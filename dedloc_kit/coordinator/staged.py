@@ -13,7 +13,7 @@ from functools import partial
 from dedloc_kit.coordinator.in_parts import evaluated_in_parts
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
-from dedloc_kit.learning.task import Divisible, MeasuredInParts, StageTask
+from dedloc_kit.learning.task import StageTask, Task
 from dedloc_kit.learning.train.flat import Room
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.rooms import Rooms
@@ -265,7 +265,7 @@ class StagedPeer:
 
     def __init__(
         self,
-        task: Divisible,
+        task: Task,
         run: RunConfig,
         parts: Sequence[SwarmPeer],
         offers: Offers[StageOffer],
@@ -286,7 +286,7 @@ class StagedPeer:
 
     def measured(self, step: int) -> Evaluation | None:
         """What the held-out loss at this step is, as those compute it who hold the stages; none if they cannot."""
-        if not isinstance(self.task, MeasuredInParts):
+        if self.task.unsupported("distributed_eval"):
             return None
         try:
             return evaluated_in_parts(self.task, self._rows, lambda parts: self._others.losses(parts, step))

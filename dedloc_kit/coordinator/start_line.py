@@ -3,7 +3,7 @@
 import logging
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.task import Continuing, Task
+from dedloc_kit.learning.task import Task
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import public_name
@@ -22,7 +22,7 @@ def measure_start(run: RunConfig, task: Task, ledger: Ledger) -> None:
     try:
         if known is not None:  # of another configuration
             ledger.record_start(None)
-        if not isinstance(task, Continuing) or run.data.evaluation is None:
+        if run.data.evaluation is None:
             return
         loss = task.start_loss()
         if loss is not None:

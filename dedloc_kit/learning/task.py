@@ -1,27 +1,61 @@
-"""What can be learned. A task is the same object for every role: model, batches, loss, evaluation."""
+"""What can be learned: the base class of all tasks, and the tasks by name."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+
+from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.section import Section
+from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
+from dedloc_kit.validation import describe
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from dedloc_kit.learning.data.sources.shards import Shard
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 """Tensors by name; the first dimension of each is the samples."""
+ParamGroup: TypeAlias = dict[str, Any]
+"""Of an optimizer of torch: its parameters, and what is special about them."""
+Warn: TypeAlias = Callable[[str], None]
+
+Feature = Literal["checks", "pipeline", "distributed_eval", "experts", "to_transformers", "init_from", "probe"]
+"""What a run may want of a task, beyond being trained.
+
+- `checks`: its gradients can be computed again, for its loss depends on parameters, batch and step alone
+- `pipeline`: its model can be cut into stages
+- `distributed_eval`: its evaluation is a mean over held-out batches, which the peers of a pipeline share
+- `experts`: its model has layers that can be mixtures of experts
+- `to_transformers`: some architecture of transformers is the same as its model with experts
+- `init_from`: its runs may begin with a published model
+- `probe`: its model makes features of samples, which know more or less of their classes
+"""
+_WITHOUT: Mapping[Feature, str] = {
+    "checks": "does not promise that its loss depends on parameters, batch and step alone",
+    "pipeline": "does not say how its model is cut into stages",
+    "distributed_eval": "does not say which held-out batches its evaluation is a mean over",
+    "experts": "has no layers for them; remove them",
+    "to_transformers": "knows no architecture of transformers that is its model with experts",
+    "init_from": "begins with no published model",
+    "probe": "makes no features of samples",
+}
 
 _TASKS = {
     "albert": "dedloc_kit.learning.tasks.albert:Albert",
@@ -31,62 +65,28 @@ _TASKS = {
     "text-to-image": "dedloc_kit.learning.tasks.text_to_image:TextToImage",
 }
 
-
-class Task(Protocol):
-    """One task, made from a run's configuration alone, so that all peers have the same."""
-
-    def model(self) -> torch.nn.Module:
-        """The untrained model on the CPU, the same weights on every peer; the global random state is left alone."""
-        ...
-
-    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """All trained parameters for an optimizer, each once, in an order that is the same on every peer."""
-        ...
-
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
-        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
-        ...
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The batch, on the CPU, with what its loss would have to look up, so that a GPU is never waited for.
-
-        What is found may be of any length, so a batch is divided before it is prepared. The first tensor still has the
-        samples as its first dimension.
-        """
-        ...
-
-    def loss(self, model: torch.nn.Module, batch: Batch, step: int) -> torch.Tensor:
-        """The mean loss over a prepared batch that is on the model's device: a scalar with a gradient.
-
-        :param step: the finished global steps whose parameters the model holds. What changes in the course of a run
-            follows it, so that all peers agree; it makes a jump when a peer has caught up.
-        """
-        ...
-
-    def evaluate(self, model: torch.nn.Module) -> Evaluation:
-        """What the model can do with held-out samples that never change; raises UserError if the run has none."""
-        ...
+Options = TypeVar("Options", bound=Section)
 
 
-@runtime_checkable
-class Checkable(Task, Protocol):
-    """A task whose gradients others can compute again, unless its settings are against it.
+@dataclass(frozen=True)
+class Usage:
+    """How to use an exported model, for its model card."""
 
-    Its loss depends on the parameters, the batch and the step alone, and its batches on what was read and a seed.
-    """
+    library: str
+    """As the Hub calls it, such as `transformers`."""
+    pipeline: str
+    """The Hub's name of what the model does, such as `fill-mask`."""
+    code: str
+    """A few lines of Python that work as they are."""
 
-    @property
-    def unchecked(self) -> str:
-        """What in the run's settings is against it, with the fix; empty if nothing is."""
-        ...
 
-    def read(self, source: Source, shard: Any, warn: Callable[[str], None]) -> Iterator[Any]:
-        """What the task can use of a shard (`data.sources.stream.Reader`)."""
-        ...
+@dataclass(frozen=True)
+class VocabularyTransfer:
+    """How many tokens of a new vocabulary have which start, where a run begins with a model of another one."""
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        """What was read as batches of `microbatch` samples, the last one of fewer; `seed` decides the rest."""
-        ...
+    copied: int
+    averaged: int
+    drawn: int
 
 
 class StageTask(Protocol):
@@ -103,15 +103,15 @@ class StageTask(Protocol):
     share: float
     """Of the model's computation; of all stages together it is 1."""
 
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
         ...
 
-    def outline(self) -> torch.nn.Module:
+    def outline(self) -> nn.Module:
         """The same on the `meta` device: shapes alone, with next to no memory."""
         ...
 
-    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
         """As `Task.groups`."""
         ...
 
@@ -119,7 +119,7 @@ class StageTask(Protocol):
         """Raises ValueError for tensors that can be of no batch: of other types or shapes, or out of range."""
         ...
 
-    def forward(self, model: torch.nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def forward(self, model: nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Hidden states after this stage, float32 [rows, tokens, width]; of the last one the mean loss of the rows.
 
         :param hidden: those after the stage before; none for the first
@@ -128,115 +128,159 @@ class StageTask(Protocol):
         ...
 
 
-@runtime_checkable
-class Divisible(Task, Protocol):
-    """A task whose model can be cut into the stages of a pipeline, unless its settings are against it."""
+class Task(ABC):
+    """What a run learns, made from the run's configuration alone, so that all peers have the same.
 
-    def why_undivided(self) -> str:
-        """What in the run's settings is against it, with the fix; empty if nothing is."""
-        ...
+    A task gives the abstract methods. What stands below `unsupported` belongs to a feature each, and is called only of
+    a task that has nothing against that feature. Raises UserError if the run's options are wrong.
+    """
 
-    @property
-    def sample_tokens(self) -> int:
-        """Of a sample, at most."""
-        ...
+    Options: ClassVar[type[Section]]
+    """The keys of `task` in run.toml, beside its name."""
+    special_tokens: ClassVar[Mapping[str, str]] = {}
+    """What its tokenizer needs: names of transformers' tokenizers, and how a new one spells them."""
 
-    def stage(self, number: int) -> StageTask: ...
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.options: Any = parse_options(run, self.Options)
 
-    def whole(self, stages: Sequence[torch.nn.Module]) -> torch.nn.Module:
-        """The model that all stages are, which shares their tensors."""
-        ...
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The untrained model on the CPU, the same weights on every peer; the global random state is left alone."""
 
+    @contextmanager
+    def seeded_weights(self) -> Iterator[None]:
+        """Weights that are drawn within are the run's; the global random state is left alone."""
+        import torch
 
-@runtime_checkable
-class MeasuredInParts(Protocol):
-    """A divisible task whose `evaluate` is a mean over held-out batches, so that others can compute it in parts."""
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
+            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+            yield
 
-    def held_out_batches(self) -> Sequence[Batch]:
-        """Always the same; raises UserError if the run has none."""
-        ...
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        """All trained parameters, each once, in an order that is the same on every peer.
 
-    def weight(self, batch: Batch) -> float:
-        """What some rows of such a batch count in the mean loss; of 0 they have none."""
-        ...
+        Biases and the scales of normalisations, which have one dimension, do not decay.
+        """
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decay = self.run.optimizer.weight_decay
+        return [
+            {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": decay},
+            {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+        ]
 
-    def evaluation_of(self, loss: float) -> Evaluation:
-        """What `evaluate` says of a model with this mean loss, as far as it follows from that."""
-        ...
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
+        from dedloc_kit.learning.data.sources.stream import mixture
 
+        data = self.run.data
+        records = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(records, microbatch, seed)
 
-@runtime_checkable
-class Mixed(Task, Protocol):
-    """A task whose model can have experts (`experts.mixture.Mixture`), unless its settings are against it."""
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Any]:
+        """The records of a shard, as `data.sources.stream.Reader`; texts, unless a task reads something else."""
+        from dedloc_kit.learning.data.sources.stream import texts
 
-    def why_without_experts(self) -> str:
-        """What in the run's settings is against it, with the fix; empty if nothing is."""
-        ...
+        return texts(source, shard, warn)
 
-    def why_unwritten(self) -> str:
-        """Why no architecture of a library is such a model with experts, with the fix; empty if there is one."""
-        ...
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """What was read as batches of `microbatch` samples, the last one of fewer; `seed` decides the rest."""
+        raise NotImplementedError
 
-    def to_transformers(self, model: torch.nn.Module, folder: Path) -> torch.nn.Module:
-        """The model as that architecture has it, with the experts that are connected to it (`Frozen` ones), on the disk
-        of this folder; raises UserError if it does not tell the same."""
-        ...
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch, on the CPU, with what its loss would have to look up, so that a GPU is never waited for.
 
+        What is found may be of any length, so a batch is divided before it is prepared. The first tensor still has the
+        samples as its first dimension.
+        """
+        return batch
 
-def prepared(task: Task, batch: Batch, device: torch.device) -> Batch:
-    """A batch from the CPU as the task's loss takes it, on a device."""
-    return {name: values.to(device) for name, values in task.prepare(batch).items()}
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        """The mean loss over a prepared batch that is on the model's device: a scalar with a gradient.
 
+        :param step: the finished global steps whose parameters the model holds. What changes in the course of a run
+            follows it, so that all peers agree; it makes a jump when a peer has caught up.
+        """
 
-def why_unchecked(task: Task) -> str:
-    """Why the gradients of a task cannot be computed again, in one line; empty if they can."""
-    if isinstance(task, Checkable):
-        return task.unchecked
-    return f"the task {type(task).__name__} does not promise that its loss depends on parameters, batch and step alone"
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """What the model can do with held-out samples that never change; raises UserError if the run has none."""
 
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage | None:
+        """Write the model, in safetensors, and all that people need to use it without dedloc_kit to an existing folder.
 
-def why_undivided(task: Task) -> str:
-    """Why a task's model cannot be cut into stages, in one line; empty if it can."""
-    if isinstance(task, Divisible):
-        return task.why_undivided()
-    return f"the task {type(task).__name__} does not say how its model is cut into stages"
-
-
-def why_without_experts(task: Task) -> str:
-    """Why a task's model cannot have experts, in one line; empty if it can."""
-    if isinstance(task, Mixed):
-        return task.why_without_experts()
-    return f"the task {type(task).__name__} has no layers for them; remove them"
-
-
-@dataclass(frozen=True)
-class Usage:
-    """How to use an exported model, for its model card."""
-
-    library: str
-    """As the Hub calls it, such as `transformers`."""
-    pipeline: str
-    """The Hub's name of what the model does, such as `fill-mask`."""
-    code: str
-    """A few lines of Python that work as they are."""
-
-
-@runtime_checkable
-class Exportable(Protocol):
-    """A task whose model people can use without dedloc_kit. Of other tasks only the training state is published."""
-
-    def export(self, model: torch.nn.Module, folder: Path, repository: str) -> Usage:
-        """Write the model, in safetensors, and all that it needs to an existing folder.
+        None if that cannot be: then the training state alone is published.
 
         :param model: on the CPU, its parameters not shared with anything
         :param repository: the Hub repository `OWNER/NAME` that the folder is pushed to
         """
-        ...
+        return None
 
+    def unsupported(self, feature: Feature) -> str:
+        """Why the run cannot have a feature with this task, in one line with the fix; empty if it can."""
+        return self._without(feature)
 
-@runtime_checkable
-class Probeable(Protocol):
-    """A task whose model makes features of samples: `dedloc evaluate` scores what these know of their classes."""
+    def _without(self, feature: Feature) -> str:
+        return f"the task {type(self).__name__} {_WITHOUT[feature]}"
+
+    # init_from
+
+    def first_model(self) -> nn.Module:
+        """The model that the run begins with: as `model`, with the weights that it goes on from if it does.
+
+        Only the coordinator has to have them, at the run's beginning. Raises UserError with the fix if they are not
+        there or not of this model.
+        """
+        return self.model()
+
+    def vocabulary_transfer(self) -> VocabularyTransfer | None:
+        """How the run's vocabulary comes from that of the model it goes on from; none without one. Raises UserError."""
+        return None
+
+    def start_loss(self) -> float | None:
+        """The held-out loss, in the run's tokens, of the model that it goes on from, as that was published.
+
+        None if it goes on from none, or if two vocabularies do not compare. Raises UserError if it is not there.
+        """
+        return None
+
+    # pipeline
+
+    sample_tokens: int
+    """Of a sample, at most."""
+
+    def stage(self, number: int) -> StageTask:
+        """One stage of the model."""
+        raise NotImplementedError(self._without("pipeline"))
+
+    def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
+        """The model that all stages are, which shares their tensors."""
+        raise NotImplementedError(self._without("pipeline"))
+
+    # distributed_eval
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        """What the evaluation is a mean over, always the same; raises UserError if the run has none."""
+        raise NotImplementedError(self._without("distributed_eval"))
+
+    def weight(self, batch: Batch) -> float:
+        """What some rows of such a batch count in the mean loss; of 0 they have none."""
+        raise NotImplementedError(self._without("distributed_eval"))
+
+    def evaluation_of(self, loss: float) -> Evaluation:
+        """What `evaluate` says of a model with this mean loss, as far as it follows from that."""
+        raise NotImplementedError(self._without("distributed_eval"))
+
+    # to_transformers
+
+    def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
+        """The model as an architecture of transformers has it, with the experts that are connected to it (`Frozen`
+        ones), on the disk of this folder; raises UserError if it does not tell the same."""
+        raise NotImplementedError(self._without("to_transformers"))
+
+    # probe
 
     neighbours: int
     """How many vote on a class."""
@@ -246,85 +290,68 @@ class Probeable(Protocol):
 
         Raises UserError if the data has no classes.
         """
-        ...
+        raise NotImplementedError(self._without("probe"))
 
-    def features(self, model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def features(self, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         """What makes features, [samples, width], of such a batch with a model, on the device of the model."""
-        ...
+        raise NotImplementedError(self._without("probe"))
 
     def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
         """What such a batch is without any model, such as its pixels: float [samples, width]."""
-        ...
+        raise NotImplementedError(self._without("probe"))
 
 
-@dataclass(frozen=True)
-class VocabularyTransfer:
-    """What a new vocabulary is made of that goes on with the weights of an old one, in tokens."""
-
-    copied: int
-    averaged: int
-    drawn: int
+def prepared(task: Task, batch: Batch, device: torch.device) -> Batch:
+    """A batch from the CPU as the task's loss takes it, on a device."""
+    return {name: values.to(device) for name, values in task.prepare(batch).items()}
 
 
-@runtime_checkable
-class Continuing(Task, Protocol):
-    """A task whose runs may go on from a model that exists."""
-
-    def first_model(self) -> torch.nn.Module:
-        """The model that the run begins with: as `model`, with the weights that it goes on from if it does.
-
-        Only the coordinator has to have them, at the run's beginning. Raises UserError with the fix if they are not
-        there or not of this model.
-        """
-        ...
-
-    def vocabulary_transfer(self) -> VocabularyTransfer | None:
-        """What the run's vocabulary is made of, if it goes on from a model; none otherwise. Raises UserError."""
-        ...
-
-    def start_loss(self) -> float | None:
-        """The held-out loss, in the run's tokens, of the model that it goes on from, as that was published.
-
-        None if it goes on from none, or if two vocabularies do not compare. Raises UserError if it is not there.
-        """
-        ...
-
-
-def first_model(task: Task) -> torch.nn.Module:
-    """The model that a run begins with."""
-    return task.first_model() if isinstance(task, Continuing) else task.model()
+def parse_options(run: RunConfig, options: type[Options]) -> Options:
+    """The run's task options, checked; raises UserError with the key and the fix."""
+    try:
+        return options.model_validate_json(json.dumps(run.task.options))
+    except ValidationError as error:
+        raise UserError(f"task.{describe(error, options)}") from None
 
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name, if its options are wrong, or if the
     run wants checks, stages or experts that it cannot give.
 
-    `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
-    it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
-    a module vouches for what lies beside it, but nothing there may hide a library.
+    :param module: as for `task_class`
     """
-    tasks: dict[str, Callable[[RunConfig], Task]] = {name: partial(_load, path) for name, path in _TASKS.items()}
-    if module is not None:
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
-        try:
-            tasks |= import_module(module).TASKS
-        except (ImportError, AttributeError) as error:
-            raise UserError(f"the task module '{module}' cannot be used ({error}); check --task-module") from None
-    if run.task.name not in tasks:
-        nearest = difflib.get_close_matches(run.task.name, tasks, n=1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose one of: {', '.join(sorted(tasks))}"
-        raise UserError(f"there is no task '{run.task.name}'; {hint}")
-    task = tasks[run.task.name](run)
-    if run.trust.checks == "on" and (against := why_unchecked(task)):
+    task = task_class(run.task.name, module)(run)
+    if run.trust.checks == "on" and (against := task.unsupported("checks")):
         raise UserError(f'trust.checks = "on" is not possible: {against}; or remove trust.checks')
-    if run.pipeline is not None and (against := why_undivided(task)):
+    if run.pipeline is not None and (against := task.unsupported("pipeline")):
         raise UserError(f"[pipeline] is not possible: {against}")
-    if run.experts is not None and (against := why_without_experts(task)):
+    if run.experts is not None and (against := task.unsupported("experts")):
         raise UserError(f"[experts] are not possible: {against}")
     return task
 
 
-def _load(path: str, run: RunConfig) -> Task:
-    module, name = path.split(":")
-    return cast(Task, getattr(import_module(module), name)(run))
+def task_class(name: str, module: str | None = None) -> type[Task]:
+    """The class of the task of this name; raises UserError, with the nearest name, if there is none.
+
+    :param module: a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
+        it, never the network. It is found where other modules are, and last in the current folder: a volunteer that
+        names a module vouches for what lies beside it, but nothing there may hide a library.
+    """
+    own: Mapping[str, type[Task]] = {}
+    if module is not None:
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+        try:
+            own = import_module(module).TASKS
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"the task module '{module}' cannot be used ({error}); check --task-module") from None
+    if name in own:
+        return own[name]
+    if name in _TASKS:
+        where, kind = _TASKS[name].split(":")
+        found: type[Task] = getattr(import_module(where), kind)
+        return found
+    names = sorted({*_TASKS, *own})
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose one of: {', '.join(names)}"
+    raise UserError(f"there is no task '{name}'; {hint}")

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import cast
 
 import torch
 from torch import nn
@@ -25,10 +24,10 @@ from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import HubUnavailable, closed
 from dedloc_kit.learning.data.overlap import Fingerprints
 from dedloc_kit.learning.data.sources.shards import Warn
-from dedloc_kit.learning.data.survey import Survey, survey
+from dedloc_kit.learning.data.survey import survey
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed
-from dedloc_kit.learning.task import Batch, Checkable, Continuing, Divisible, Task, create_task, prepared
+from dedloc_kit.learning.task import Batch, Task, create_task, prepared
 from dedloc_kit.learning.tasks.mixtures import batches_of, run_on
 from dedloc_kit.learning.tasks.text.common import TextTask
 from dedloc_kit.learning.train.computing.card import Card, samples_in
@@ -94,7 +93,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
         cost = _cost(
             create_task(mixture, peer.task_module), model, device, mixture, peer.microbatch or run.microbatch or 0, warn
         )
-    layout = FlatLayout.of([each for group in task.groups(model, 0.0) for each in group["params"]])
+    layout = FlatLayout.of([each for group in task.groups(model) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
     emit(
@@ -114,7 +113,6 @@ def _staged(
 ) -> Rehearsed:
     """What the stages of a pipeline take; a sample costs what it does in all of them."""
     task = create_task(run, peer.task_module)
-    assert isinstance(task, Divisible)
     stages: tuple[StageCost, ...] = ()
     cost = None
     if readable:
@@ -141,11 +139,11 @@ def _going_on(
     run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
 ) -> GoingOn | None:
     """Read the model that the run goes on from, and measure it as the run will begin with it."""
-    if not isinstance(task, Continuing) or (made := task.vocabulary_transfer()) is None:
+    if (made := task.vocabulary_transfer()) is None:
         return None
     emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
 
-    def measured(task: Continuing) -> dict[str, float] | None:
+    def measured(task: Task) -> dict[str, float] | None:
         model = task.first_model()
         if run.data.evaluation is None:
             return None
@@ -156,7 +154,7 @@ def _going_on(
     if "tokenizer" in run.task.options:
         options = {key: value for key, value in run.task.options.items() if key != "tokenizer"}
         unchanged = run.model_copy(update={"task": TaskConfig(name=run.task.name, **options)})
-        before = measured(cast(Continuing, create_task(unchanged, peer.task_module)))
+        before = measured(create_task(unchanged, peer.task_module))
     return GoingOn(copied=made.copied, averaged=made.averaged, drawn=made.drawn, held_out=now, held_out_before=before)
 
 
@@ -187,7 +185,7 @@ def _read_sources(
     trained, files = set[int](), set[tuple[str, str]]()
     learned = (*run.data.train, *run.data.decay)
     sources = (*learned, *filter(None, [run.data.evaluation]))
-    fingerprints, reader = Fingerprints(), task.read if isinstance(task, Checkable) else None
+    fingerprints = Fingerprints()
     if isinstance(task, TextTask) and any(source.tokenized for source in sources):
         fingerprints = Fingerprints(task.texts, task.tokenizer.decode)
     for number, source in enumerate(sources):
@@ -201,7 +199,7 @@ def _read_sources(
         emit(State(text=f"reading a few samples of {source.dataset}, {source.split}"))
         seconds = _SURVEY_SECONDS / len(sources)
         if source.tokenized:
-            surveyed = survey(source, seconds, warn, fingerprints, reader) if reader else Survey()
+            surveyed = survey(source, seconds, warn, fingerprints, task.read)
         else:
             surveyed = survey(source, seconds, warn, fingerprints)
         for line in surveyed.lines:

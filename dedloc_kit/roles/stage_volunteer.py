@@ -14,7 +14,7 @@ from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
-from dedloc_kit.learning.task import Divisible, StageTask, create_task
+from dedloc_kit.learning.task import StageTask, Task, create_task
 from dedloc_kit.learning.tasks.mixtures import Mixtures
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.state.checkpoint import save
@@ -101,7 +101,6 @@ def stage_volunteer(
     if peer.stage is not None and peer.stage >= pipeline.count:
         raise UserError(f"this run has {pipeline.count} stages, from 0 on; choose --stage below {pipeline.count}")
     whole = create_task(run, peer.task_module)
-    assert isinstance(whole, Divisible)
     fits = _fitting(run, peer, whole, emit) if mover is None else frozenset(mover.fits)
     known = initial_peers(invitation, peer.folder)
     entry = Entry(
@@ -138,7 +137,7 @@ def stage_volunteer(
         return None
 
 
-def _fitting(run: RunConfig, peer: PeerConfig, task: Divisible, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
+def _fitting(run: RunConfig, peer: PeerConfig, task: Task, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
     """The stages that this machine holds, of all or of the one that was asked for; raises UserError if it is none."""
     assert run.pipeline is not None
     emit(State(text="looking which stages this machine holds"))
@@ -156,7 +155,7 @@ class _Work:
         self,
         invitation: Invitation,
         peer: PeerConfig,
-        task: Divisible,
+        task: Task,
         me: SwarmPeer,
         known: tuple[str, ...],
         fits: frozenset[int],

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.experts.state import MixedState
-from dedloc_kit.learning.task import Divisible, StageTask, Task, create_task, first_model
+from dedloc_kit.learning.task import ParamGroup, StageTask, Task, create_task
 from dedloc_kit.learning.train.computing.device import describe_devices, pick_devices, set_threads, usable_devices
 from dedloc_kit.learning.train.flat import FlatLayout, Room, SharedVector, shared_zeros
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS, Accumulator
@@ -79,7 +79,7 @@ class Modelled(Protocol):
 
     def model(self) -> torch.nn.Module: ...
 
-    def groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
+    def groups(self, model: torch.nn.Module) -> list[ParamGroup]: ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class SwarmPeer:
         """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
         trained = _trained(self.task, run)
-        model = first_model(self.task) if run.stage is None else trained.model()
+        model = self.task.first_model() if run.stage is None else trained.model()
         state = self.optimizer.state
         return state.another(model, lambda model: _shared_optimizer(run, trained, model)).copy()
 
@@ -185,7 +185,7 @@ def connected_to_stages(
     callers: Callable[[int, StageTask], Caller],
     follower: bool,
     room: Callable[[StageTask], Room] = lambda _: shared_zeros,
-) -> Iterator[tuple[Divisible, tuple[SwarmPeer, ...]]]:
+) -> Iterator[tuple[Task, tuple[SwarmPeer, ...]]]:
     """The same for some stages of a pipeline, each a part of the run; one process of its own averages each.
 
     :param choose: which stages, in a swarm that this node is in
@@ -193,7 +193,6 @@ def connected_to_stages(
     :param room: where a stage's state lies
     """
     with _inside(run, peer, entry, initial_peers) as inside:
-        assert isinstance(inside.task, Divisible), "no other one is created"
         chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
         parts = [inside.part(run.of_stage(k), follower, callers(k, stage), room=room(stage)) for k, stage in chosen]
         with _taking_part(inside, parts) as peers:
@@ -207,7 +206,7 @@ class DrivingPeer:
     :ivar tracker: of the first stage: it looks, and reports nothing
     """
 
-    task: Divisible
+    task: Task
     profile: Profile
     signer: Signer
     dht: Node
@@ -229,7 +228,6 @@ def connected_to_drive(
     :param load: as for `connected`
     """
     with _inside(run, peer, entry, initial_peers, load) as inside:
-        assert isinstance(inside.task, Divisible), "no other one is created"
         profile = inside.profile(follower=True, devices=inside.devices)
         tracker = inside.tracker(run.of_stage(0), profile.session)
 
@@ -465,10 +463,7 @@ def _kept_parameters(state: TrainingState, peer: PeerConfig, audited: int) -> Ke
 
 def _trained(task: Task, run: RunConfig) -> Modelled:
     """The task, or the stage of it that this part of the run is."""
-    if run.stage is None:
-        return task
-    assert isinstance(task, Divisible)
-    return task.stage(run.stage)
+    return task if run.stage is None else task.stage(run.stage)
 
 
 def _layout_of(trained: Modelled) -> FlatLayout:
@@ -484,7 +479,7 @@ def _layout_of(trained: Modelled) -> FlatLayout:
 def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) -> SharedOptimizer:
     """The optimizer of the global steps."""
     if run.averaging.mode == "global-batch":
-        return build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
+        return build_optimizer(run.optimizer, task.groups(model))
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
@@ -495,7 +490,7 @@ def _accumulator(run: RunConfig, task: Modelled, state: TrainingState, replicas:
     model = replicas[0].model
     return LocalSteps(
         replicas,
-        local_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay), model),
+        local_optimizer(run.optimizer, task.groups(model), model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
         learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),

@@ -35,7 +35,7 @@ class Measured:
         run = tiny_run(**sections)
         made = kind(run)
         groups = made.groups
-        self.state = TrainingState(made.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run)
+        self.state = TrainingState(made.model(), lambda model: build_optimizer(run.optimizer, groups(model)), run)
         self.lasting = LastingRecord(folder, keep=3)
         self.lasting.begin(None)
         self.events: list[AnyEvent] = []

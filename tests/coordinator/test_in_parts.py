@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from dedloc_kit.coordinator.in_parts import evaluated_in_parts
-from dedloc_kit.learning.task import Batch, MeasuredInParts, create_task
+from dedloc_kit.learning.task import Batch, create_task
 from tests.text_runs import text_run, write_text
 
 
 def test_parts_of_held_out_batches_make_the_same_evaluation(tmp_path: Path) -> None:
     write_text(tmp_path)
     task = create_task(text_run(tmp_path, "causal", evaluation_samples=1000))
-    assert isinstance(task, MeasuredInParts)
     model, sizes = task.model().eval(), list[int]()
     whole = task.evaluate(model)
 

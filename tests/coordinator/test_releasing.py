@@ -48,7 +48,7 @@ class Coordinator:
     def __init__(self, folder: Path) -> None:
         self.dht, self.store, self.lost = PlainDHT(), Store(folder / "served"), set[int]()
         task = Exported(RUN)
-        self.state = TrainingState(task.model(), lambda m: Lamb(task.groups(m, 0.0), lr=0.1), RUN)
+        self.state = TrainingState(task.model(), lambda m: Lamb(task.groups(m), lr=0.1), RUN)
         optimizer = SimpleNamespace(state=self.state, tracker=SimpleNamespace(reject=print))
         me: Any = SimpleNamespace(dht=self.dht, signer=a_signer(1), task=task, optimizer=optimizer)
         peer = CoordinatorConfig(folder=folder, serve_every=2)

@@ -31,7 +31,7 @@ RUN = tiny_run()
 def new_state(run: RunConfig = RUN, width: int | None = None) -> TrainingState:
     task = TinyTask(run)
     model = task.model() if width is None else torch.nn.Linear(width, width)
-    return TrainingState(model, lambda m: Lamb(task.groups(m, 0.0), lr=0.1), run)
+    return TrainingState(model, lambda m: Lamb(task.groups(m), lr=0.1), run)
 
 
 def saved(path: Path, step: int, state: TrainingState | None = None) -> Path:

@@ -20,7 +20,7 @@ EXPERT = ExpertName(0, 1, 2)
 
 def fresh() -> MixedState:
     groups = TASK.groups
-    state = MixedState(TASK.model(), lambda model: build_optimizer(RUN.optimizer, groups(model, 0.01)), RUN)
+    state = MixedState(TASK.model(), lambda model: build_optimizer(RUN.optimizer, groups(model)), RUN)
     state.bank.hold_all()
     return state
 

@@ -110,7 +110,7 @@ class Training:
         self.model: torch.nn.Module = parts[0] if run.pipeline is None else task.whole(parts)
         self._states = []
         for number, (stage, part) in enumerate(zip(stages, parts, strict=True)):
-            groups = stage.groups(part, run.optimizer.weight_decay)
+            groups = stage.groups(part)
             of_part = run if run.pipeline is None else run.of_stage(number)
             self._states.append(TrainingState(part, partial(_optimizer, run, groups), of_part))
         self._bank: Any = None

@@ -24,7 +24,7 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
     task = create_task(run, tasks)
     model = task.model()
     settings = run.optimizer
-    optimizer = build_optimizer(settings, task.groups(model, settings.weight_decay))
+    optimizer = build_optimizer(settings, task.groups(model))
     batches = {
         peer.joined.peer: task.batches(
             peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None

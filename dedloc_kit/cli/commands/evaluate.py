@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> None:
     given = {key: value for key, value in vars(options).items() if key in known and value is not None}
     trained = run_of(options) if options.run else None
     if trained is not None:
-        from dedloc_kit.learning.task import Probeable, create_task
+        from dedloc_kit.learning.task import create_task
 
         task = create_task(trained)
-        if isinstance(task, Probeable):
+        if not task.unsupported("probe"):
             from dedloc_kit.learning.evaluate import probe
 
             if options.against:

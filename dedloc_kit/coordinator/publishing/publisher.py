@@ -18,7 +18,7 @@ from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described
-from dedloc_kit.learning.task import Exportable, Task
+from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
@@ -161,9 +161,7 @@ class Publisher:
         """Write everything that one commit holds."""
         save(folder / STATE_FILE, tensors, info)
         write_copy(self._ledger.path, folder / LEDGER_FOLDER)
-        usage = None
-        if isinstance(self._task, Exportable):
-            usage = self._task.export(self._state.model_of(tensors), folder, self._repository.name)
+        usage = self._task.export(self._state.model_of(tensors), folder, self._repository.name)
         every = max(1, self._ledger.last_step() // MAX_POINTS)
         steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
         contributors = self._ledger.contributors()

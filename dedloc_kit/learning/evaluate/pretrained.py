@@ -221,12 +221,11 @@ def _downloaded(repository: str, revision: str | None) -> str:
 
 
 def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
-    from dedloc_kit.learning.task import Exportable, create_task
+    from dedloc_kit.learning.task import create_task
 
     task = create_task(run)
-    if not isinstance(task, Exportable):
+    if task.export(with_weights(task, run, path), Path(folder), path.name) is None:
         raise UserError(f"the task '{run.task.name}' trains no language model of transformers; evaluate one that does")
-    task.export(with_weights(task, run, path), Path(folder), path.name)
 
 
 def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
@@ -247,13 +246,10 @@ def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
 
 def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
     """The same with the tensors of a checkpoint, which came from there."""
-    from dedloc_kit.learning.task import Divisible
-
     if run.experts is not None:
         return _mixed(_filled(task.model(), run, tensors, path), run.experts, tensors, path)
     if run.pipeline is None:
         return _filled(task.model(), run, tensors, path)
-    assert isinstance(task, Divisible), "no other one is created"
     parts = [task.stage(number).model() for number in range(run.pipeline.count)]
     for number, part in enumerate(parts):
         begin = f"stage{number}."

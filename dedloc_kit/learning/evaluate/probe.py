@@ -19,7 +19,7 @@ from dedloc_kit.learning.evaluate.pretrained import with_weights
 from dedloc_kit.learning.evaluate.report import Report, Row, Scores, shown
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import ProbeSettings
-from dedloc_kit.learning.task import Probeable, Task, create_task
+from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy
 from dedloc_kit.learning.train.computing.device import describe_device
 from dedloc_kit.run.config import RunConfig
@@ -45,12 +45,11 @@ def evaluate(
 ) -> Report:
     """Score the features that a checkpoint's model makes, and show the scores.
 
-    :param task: the run's, Probeable
+    :param task: the run's, which makes features
     :param baseline: do the same with random weights of the same architecture, and with the samples themselves
 
     Raises UserError for what the person can put right.
     """
-    assert isinstance(task, Probeable)
     where = session.device
     with session:
         model = with_weights(task, run, Path(checkpoint).expanduser()).to(where)
@@ -110,7 +109,6 @@ def random_makers(run: RunConfig, seeds: int, where: torch.device) -> Iterator[M
     """The model of the run before any step, for each seed another one."""
     for number in range(1, seeds + 1):
         task = create_task(run.model_copy(update={"seed": number}))
-        assert isinstance(task, Probeable)
         yield task.features(task.model().to(where))
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from dedloc_kit.blocks.architecture import Layout, skeleton
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.models.parts import Cut
-from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.task import Batch, ParamGroup
 
 Loss = Callable[[nn.Module, nn.Linear, Tensor, Tensor], Tensor]
 """Of a model with a configuration, its output layer, what that gets [rows, length, width] and labels."""
-Groups = Callable[[nn.Module, float], list[dict[str, Any]]]
+Groups = Callable[[nn.Module], list[ParamGroup]]
 
 
 class DecoderStage:
@@ -39,8 +39,8 @@ class DecoderStage:
     def outline(self) -> nn.Module:
         return self._cut.outline(self.number)
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        return self._groups(model, weight_decay)
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
+        return self._groups(model)
 
     def check(self, batch: Batch) -> None:
         if batch.keys() != set(self.takes):

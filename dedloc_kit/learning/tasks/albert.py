@@ -15,14 +15,13 @@ from transformers import AlbertConfig, AlbertForPreTraining
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
 from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
-from dedloc_kit.learning.task import Batch, Usage, prepared
+from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
+from dedloc_kit.learning.task import Batch, Feature, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import (
     TextOptions,
     TextTask,
     evaluating,
-    parse_options,
-    seeded_weights,
     tensors,
 )
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
@@ -84,17 +83,16 @@ class AlbertOptions(TextOptions):
         return self
 
 
-def albert_options(run: RunConfig) -> AlbertOptions:
-    """The run's task options, checked; raises UserError with the key and the fix."""
-    return parse_options(run, AlbertOptions)
-
-
 class Albert(TextTask):
-    """The task `albert`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+    """The task `albert`."""
+
+    Options = AlbertOptions
+    options: AlbertOptions
+    special_tokens = MASKED
+    sentences = True
 
     def __init__(self, run: RunConfig) -> None:
-        self.options = albert_options(run)
-        super().__init__(run, self.options, sentences=True)
+        super().__init__(run)
         longest_ngram = self.options.longest_ngram if self.options.masking == "words" else 0
         self.pairs = PairBuilder(
             self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
@@ -113,12 +111,13 @@ class Albert(TextTask):
             eos_token_id=self.tokenizer.sep_token_id,
             attn_implementation="sdpa",
         )
-        with seeded_weights(self.run):
+        with self.seeded_weights():
             model: nn.Module = AlbertForPreTraining(config)
         return model.train()
 
-    @property
-    def unchecked(self) -> str:
+    def unsupported(self, feature: Feature) -> str:
+        if feature != "checks":
+            return super().unsupported(feature)
         for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if value := getattr(self.options.model, key):
                 return f"task.model.{key} is {value}, and each device drops others; set it to 0"

@@ -14,6 +14,7 @@ from dedloc_kit.experts.mixture import imbalance_of
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.families import DECODERS, softcap
 from dedloc_kit.learning.models.output_loss import output_loss
 from dedloc_kit.learning.models.packed_attention import BOUNDS
@@ -21,9 +22,9 @@ from dedloc_kit.learning.models.parts import Cut, check_divisible, copies
 from dedloc_kit.learning.models.stage import DecoderStage
 from dedloc_kit.learning.models.to_transformers import stock, why_not_stock
 from dedloc_kit.learning.models.with_experts import check_experts, give_experts
-from dedloc_kit.learning.task import Batch, StageTask, Usage, prepared
+from dedloc_kit.learning.task import Batch, Feature, StageTask, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
-from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, tensors
+from dedloc_kit.learning.tasks.text.common import evaluating, tensors
 from dedloc_kit.learning.tasks.text.continuation import Continuations
 from dedloc_kit.learning.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation
@@ -48,11 +49,16 @@ class CausalOptions(PackedOptions):
 
 
 class Causal(PackedTask):
-    """The task `causal`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+    """The task `causal`."""
+
+    Options = CausalOptions
+    options: CausalOptions
+    special_tokens = CAUSAL
+    family = DECODERS
 
     def __init__(self, run: RunConfig) -> None:
-        self.options = parse_options(run, CausalOptions)
-        super().__init__(run, self.options, DECODERS, _edges)
+        super().__init__(run)
+        self.sample_tokens = self.options.sequence_length
         self._evaluation: list[Batch] = []
         self._bytes = 0.0
         self._continuations: Continuations | None = None
@@ -77,21 +83,25 @@ class Causal(PackedTask):
         self.family.check(model)
         return model
 
-    def why_without_experts(self) -> str:
-        if self.options.shared_layers > 1:
-            return "layers that share weights would share a gate, but no experts; remove task.shared_layers"
-        if self.options.start:
-            return "task.start is a whole model, which has no experts; remove the start"
-        return ""
-
-    def why_unwritten(self) -> str:
-        return why_not_stock(self.config().model_type)
+    def unsupported(self, feature: Feature) -> str:
+        match feature:
+            case "experts" if self.options.shared_layers > 1:
+                return "layers that share weights would share a gate, but no experts; remove task.shared_layers"
+            case "experts" if self.options.start:
+                return "task.start is a whole model, which has no experts; remove the start"
+            case "experts" | "distributed_eval":
+                return ""
+            case "to_transformers":
+                return why_not_stock(self.config().model_type)
+            case "pipeline":
+                return self._why_undivided()
+        return super().unsupported(feature)
 
     def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
         assert self.run.experts is not None
         return stock(model, self.run.experts, folder)
 
-    def why_undivided(self) -> str:
+    def _why_undivided(self) -> str:
         assert self.run.pipeline is not None
         if self.options.start:
             return "task.start is a whole model, from which stages cannot go on yet; remove one of them"
@@ -113,17 +123,13 @@ class Causal(PackedTask):
             return f"{error}; choose another task.architecture"
         return ""
 
-    @property
-    def sample_tokens(self) -> int:
-        return self.options.sequence_length
-
     def stage(self, number: int) -> StageTask:
-        length, unlabelled = self.options.sequence_length, self.begin != self.end
+        unlabelled = self.begin != self.end
 
         def loss(model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return self._loss(model, output, hidden, self.targets(labels))  # waits for the device, as a stage may
 
-        return DecoderStage(self.cut(), number, length, unlabelled, self.groups, loss)
+        return DecoderStage(self.cut(), number, self.sample_tokens, unlabelled, self.groups, loss)
 
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
         return self.cut().whole(stages)
@@ -213,13 +219,3 @@ class Causal(PackedTask):
         tensors = copies(model) if self.options.shared_layers > 1 else None
         self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))
-
-
-def _edges(tokenizer: Any) -> tuple[int, int]:
-    """The tokens that begin and end a document; raises UserError if the tokenizer has no token for it."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if end is None:
-        raise UserError(
-            "the tokenizer has no eos_token, which ends documents; make one with: dedloc prepare tokenizer RUN.toml"
-        )
-    return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end, end

@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
 from dedloc_kit.learning.data.masking import Masker
 from dedloc_kit.learning.data.packing import Pack
 from dedloc_kit.learning.data.pairs import Arrays
+from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
 from dedloc_kit.learning.models.families import ENCODERS
 from dedloc_kit.learning.models.output_loss import best_tokens, output_loss
 from dedloc_kit.learning.models.packed_attention import BOUNDS
 from dedloc_kit.learning.task import Batch, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
-from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, tensors
+from dedloc_kit.learning.tasks.text.common import evaluating, tensors
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.learning.tasks.text.packed import PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation, FillMask
@@ -40,13 +40,17 @@ class EncoderOptions(PackedOptions):
 
 
 class Encoder(PackedTask):
-    """The task `encoder`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+    """The task `encoder`."""
+
+    Options = EncoderOptions
+    options: EncoderOptions
+    special_tokens = MASKED
+    family = ENCODERS
 
     def __init__(self, run: RunConfig) -> None:
-        self.options = options = parse_options(run, EncoderOptions)
-        super().__init__(run, options, ENCODERS, _edges)
-        longest = options.longest_ngram if options.masking == "words" else 0
-        self.masker = Masker(self.tokenizer, options.mask_probability, longest)
+        super().__init__(run)
+        longest = self.options.longest_ngram if self.options.masking == "words" else 0
+        self.masker = Masker(self.tokenizer, self.options.mask_probability, longest)
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 
@@ -100,11 +104,3 @@ class Encoder(PackedTask):
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
         self.save(model, folder)
         return fill_mask_usage(repository)
-
-
-def _edges(tokenizer: Any) -> tuple[int, int]:
-    """The tokens that begin and end a document; raises UserError if the tokenizer lacks one, or a mask."""
-    for name in ("cls_token", "sep_token", "mask_token"):
-        if getattr(tokenizer, name) is None:
-            raise UserError(f"the tokenizer has no {name}; make one with: dedloc prepare tokenizer RUN.toml")
-    return tokenizer.cls_token_id, tokenizer.sep_token_id

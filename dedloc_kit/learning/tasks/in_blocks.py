@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import PLACES, Block, Blocks
 from dedloc_kit.learning.data.sources.losses import HOPELESS
 from dedloc_kit.learning.data.sources.stream import Prefetch
-from dedloc_kit.learning.task import Batch, Checkable
+from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces
 from dedloc_kit.run.config import RunConfig
@@ -58,7 +58,7 @@ class InBlocks:
     :param warn: is told what of the data cannot be read
     """
 
-    def __init__(self, run: RunConfig, task: Checkable, seed: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: RunConfig, task: Task, seed: int, warn: Callable[[str], None]) -> None:
         self._task = task
         self._blocks = Blocks(run.data.train, task.read, seed=seed, warn=warn)
         self._again = lru_cache(maxsize=1)(self._blocks.again)  # who asks for a microbatch often asks for its neighbour

@@ -7,7 +7,7 @@ from typing import Any
 
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.sources.stream import Prefetch
-from dedloc_kit.learning.task import Batch, Checkable, Task, create_task
+from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.tasks.in_blocks import DECAY, InBlocks
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -33,7 +33,6 @@ def task_on(run: RunConfig, sources: tuple[Source, ...], module: str | None, **d
 
 def in_blocks(run: RunConfig, task: Task, seed: int, warn: Callable[[str], None]) -> InBlocks:
     """What a task makes of the run's data where checks are on."""
-    assert isinstance(task, Checkable), "no other one is created"
     return InBlocks(run, task, seed, warn)
 
 

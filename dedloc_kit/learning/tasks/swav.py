@@ -8,7 +8,6 @@ As DeDLOC trains it with volunteers (section 4.1). What is shared and what is no
 - batch normalisation: over a peer's own microbatch; no statistics are kept (see `resnet.SwavModel`).
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
 from dedloc_kit.errors import UserError
@@ -35,9 +34,9 @@ from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, 
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
-from dedloc_kit.learning.task import Batch, prepared
+from dedloc_kit.learning.task import Batch, Feature, ParamGroup, Task, prepared
 from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
@@ -46,7 +45,6 @@ from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
-from dedloc_kit.validation import describe
 
 _EVALUATION_BATCH = 64
 _LOSS_SAMPLES = 256
@@ -114,40 +112,35 @@ class _HeldOut:
         return torch.from_numpy(np.sort(firsts)[:most])
 
 
-class Swav:
-    """The task `swav`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+class Swav(Task):
+    """The task `swav`."""
+
+    Options = SwavOptions
+    options: SwavOptions
 
     def __init__(self, run: RunConfig) -> None:
-        self.run = run
-        try:
-            self.options = SwavOptions.model_validate_json(json.dumps(run.task.options))
-        except ValidationError as error:
-            raise UserError(f"task.{describe(error, SwavOptions)}") from None
+        super().__init__(run)
         self._queue = FeatureQueue(self.options.queue)
         self._held_out: _HeldOut | None = None
         self.neighbours = self.options.neighbours
 
     def model(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
-            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+        with self.seeded_weights():
             model = SwavModel(self.options.model)
         return model.train()
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
         """As in SwAV all parameters decay alike."""
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+        return [{"params": list(model.parameters()), "weight_decay": self.run.optimizer.weight_decay}]
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        data = self.run.data
-        files = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        return self.batches_of(files, microbatch, seed)
-
-    @property
-    def unchecked(self) -> str:
-        if self.options.queue:
-            return "the loss depends on a queue that is each volunteer's own; set task.queue to 0"
-        return ""
+    def unsupported(self, feature: Feature) -> str:
+        match feature:
+            case "probe":
+                return ""
+            case "checks":
+                queue = "the loss depends on a queue that is each volunteer's own; set task.queue to 0"
+                return queue if self.options.queue else ""
+        return super().unsupported(feature)
 
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
         return encoded_images(source, shard, warn)

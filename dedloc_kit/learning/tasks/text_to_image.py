@@ -18,17 +18,18 @@ from torch import nn
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.output_loss import output_loss
 from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
-from dedloc_kit.learning.task import Batch, Usage
+from dedloc_kit.learning.task import Batch, Feature, ParamGroup, Task, Usage
 from dedloc_kit.learning.tasks.drawing.generation import generate
 from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.learning.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
-from dedloc_kit.learning.tasks.text.common import evaluating, parse_options, seeded_weights
+from dedloc_kit.learning.tasks.text.common import evaluating
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
@@ -41,31 +42,34 @@ _MOST = 1e9
 _logger = logging.getLogger(__name__)
 
 
-class TextToImage:
-    """The task `text-to-image`; see `dedloc_kit.learning.task.Task` for what each method promises."""
+class TextToImage(Task):
+    """The task `text-to-image`."""
+
+    Options = TextToImageOptions
+    options: TextToImageOptions
+    special_tokens = CAUSAL
 
     def __init__(self, run: RunConfig) -> None:
-        self.run = run
-        self.options = parse_options(run, TextToImageOptions)
+        super().__init__(run)
         self.tokenizer = BareTokenizer(self.options.tokenizer)
         self.shape = self.options.shape(self.tokenizer.tokens)
-        self.unchecked = ""
 
     def model(self) -> nn.Module:
-        with seeded_weights(self.run):
+        with self.seeded_weights():
             return DrawingTransformer(self.shape).train()
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    def unsupported(self, feature: Feature) -> str:
+        return "" if feature == "checks" else super().unsupported(feature)
+
+    def groups(self, model: nn.Module) -> list[ParamGroup]:
         """Matrices decay; biases and scales, those of the branches too, do not."""
         assert isinstance(model, DrawingTransformer)
         matrices = [each for each in model.parameters() if each.ndim == 2]
         rest = [each for each in model.parameters() if each.ndim != 2]
-        return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
-
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        data = self.run.data
-        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        return self.batches_of(samples, microbatch, seed)
+        return [
+            {"params": matrices, "weight_decay": self.run.optimizer.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
 
     def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         """Captions with their places filled up, some left out, and codes."""
@@ -73,10 +77,6 @@ class TextToImage:
         while some := list(islice(samples, microbatch)):
             told = generator.random(len(some)) >= self.options.unconditional
             yield self._batch(some, told)
-
-    def prepare(self, batch: Batch) -> Batch:
-        """As it is: nothing has to be looked up."""
-        return batch
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         assert isinstance(model, DrawingTransformer)

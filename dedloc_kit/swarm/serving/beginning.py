@@ -10,7 +10,7 @@ from pydantic import Field
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.pretrained import with_tensors
-from dedloc_kit.learning.task import Exportable, create_task
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state.checkpoint import find
 from dedloc_kit.machine.home import known_copies
 from dedloc_kit.machine.private import make_private
@@ -53,11 +53,10 @@ def _model_of(where: str, peer: ServerConfig) -> str:
     model = peer.folder / f"model-{run.run_id}-{info.step}"
     if not model.is_dir():
         task = create_task(run, peer.task_module)
-        if not isinstance(task, Exportable):
-            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
         unfinished = model.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        task.export(with_tensors(task, run, tensors, folder), unfinished, run.name)
+        if task.export(with_tensors(task, run, tensors, folder), unfinished, run.name) is None:
+            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
         unfinished.rename(model)
     return str(model)
 

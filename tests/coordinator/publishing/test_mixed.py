@@ -38,7 +38,7 @@ def state_of(folder: Path, architecture: str) -> tuple[Any, MixedState]:
 
     def fresh() -> MixedState:
         groups = task.groups
-        made = MixedState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.01)), run)
+        made = MixedState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model)), run)
         made.bank.hold_all()
         return made
 

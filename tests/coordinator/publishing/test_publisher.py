@@ -57,7 +57,7 @@ class Coordinator:
         self.run = run
         self.peer = CoordinatorConfig(folder=folder, hub=NAME, **settings)
         self.task = task
-        self.state = TrainingState(task.model(), lambda m: Lamb(task.groups(m, 0.0), lr=0.1), RUN)
+        self.state = TrainingState(task.model(), lambda m: Lamb(task.groups(m), lr=0.1), RUN)
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.events: list[AnyEvent] = []
         self._news = threading.Condition()

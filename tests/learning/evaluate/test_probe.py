@@ -11,7 +11,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.probe import evaluate, linear_accuracy, random_makers
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import ProbeSettings
-from dedloc_kit.learning.task import Probeable, create_task
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
@@ -96,7 +96,6 @@ def test_a_run_is_scored_by_neighbours_and_linear_classifiers_beside_random_weig
 def test_random_weights_are_others_for_each_seed_and_the_same_for_the_same_seed(folder: Path) -> None:
     run = run_of(folder)
     task = create_task(run)
-    assert isinstance(task, Probeable)
     pictures, _ = next(task.labelled(held_out=True))
     # Their features, not their accuracies: on few pictures two networks may well have the same one.
     first, second = (maker(pictures) for maker in random_makers(run, 2, torch.device("cpu")))

@@ -107,7 +107,7 @@ def test_stages_one_after_the_other_are_the_whole_model(
         torch.testing.assert_close(other[1].grad, one[1].grad, rtol=1e-5, atol=1e-7)
     counted = [sum(each.numel() for each in part.parameters()) for part in parts]
     assert sum(counted) == sum(each.numel() for each in model.parameters()), "nothing is in two stages"
-    again = made.groups(parts[0], 0.1)
+    again = made.groups(parts[0])
     assert sum(len(group["params"]) for group in again) == len(list(parts[0].parameters()))
 
 
@@ -169,7 +169,7 @@ def test_a_shared_layer_is_stored_once_and_applied_as_often_as_it_is_said(folder
     assert stored[1] == 3 * stored[0]
     assert model.lm_head.weight is model.model.embed_tokens.weight, "an ordinary run's ends stay one matrix"
 
-    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
+    optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, print)
     for step in range(15):

@@ -19,7 +19,7 @@ from dedloc_kit.experts.mixture import Mixture, mixtures_of
 from dedloc_kit.learning.evaluate.pretrained import Pretrained, as_folder, with_tensors
 from dedloc_kit.learning.models.families import DECODERS
 from dedloc_kit.learning.models.with_experts import give_experts
-from dedloc_kit.learning.task import Exportable, create_task
+from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.computing.microbatch import pieces
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.records.state import StateInfo
@@ -141,9 +141,9 @@ def test_layers_that_share_weights_have_no_experts(folder: Path) -> None:
 
 def test_a_model_that_goes_on_from_another_has_no_experts(folder: Path) -> None:
     task: Any = create_task(mixed(text_run(folder, "causal")))
-    assert task.why_without_experts() == ""
+    assert task.unsupported("experts") == ""
     task.options = task.options.model_copy(update={"start": "a/b"})
-    assert task.why_without_experts().endswith("remove the start")
+    assert task.unsupported("experts").endswith("remove the start")
 
 
 def test_an_architecture_whose_layers_have_no_feed_forward_network_of_their_own_is_refused(folder: Path) -> None:
@@ -213,11 +213,9 @@ def test_a_checkpoint_is_written_as_a_model_of_transformers_that_tells_the_same_
 def test_what_transformers_has_no_architecture_for_is_not_written(folder: Path, tmp_path: Path) -> None:
     run = mixed(text_run(folder, "causal", architecture="gpt_neox"))
     loop, task = trained(run), create_task(run)
-    assert isinstance(task, Exportable)
     with pytest.raises(UserError, match=r"transformers has no gpt_neox with experts, .* llama, qwen2, qwen3"):
         task.export(with_tensors(task, run, checkpoint(loop), folder), tmp_path, "a/b")
     run = mixed(text_run(folder, "causal", model={"hidden_act": "gelu"}))
     loop, task = trained(run), create_task(run)
-    assert isinstance(task, Exportable)
     with pytest.raises(UserError, match="in a way of their own"):
         task.export(with_tensors(task, run, checkpoint(loop), folder), tmp_path, "a/b")

@@ -13,7 +13,7 @@ from transformers.activations import NewGELUActivation
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
-from dedloc_kit.learning.task import Exportable, create_task
+from dedloc_kit.learning.task import create_task, parse_options
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.records.evaluation import FillMask
@@ -81,7 +81,7 @@ def test_all_peers_start_from_the_same_weights_and_the_random_state_is_left_alon
 def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.model()
-    decayed, exempt = task.groups(model, 0.01)
+    decayed, exempt = task.groups(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert sorted(id(parameter) for group in (decayed, exempt) for parameter in group["params"]) == sorted(names)
     assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.01, 0.0)
@@ -179,7 +179,7 @@ def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: 
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.model()
-    optimizer = Lamb(task.groups(model, 0.01), lr=0.05)
+    optimizer = Lamb(task.groups(model), lr=0.05)
     before = task.evaluate(model).loss
     losses = []
     with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
@@ -225,11 +225,11 @@ def test_an_unknown_task_names_those_there_are(folder: Path, name: str, hint: st
 
 
 def test_the_recipe_of_the_demo_is_valid() -> None:
-    from dedloc_kit.learning.tasks.albert import albert_options
+    from dedloc_kit.learning.tasks.albert import AlbertOptions
     from dedloc_kit.resources import recipe
     from dedloc_kit.run.loading import load_run
 
-    options = albert_options(load_run(recipe("albert-demo") / "run.toml"))
+    options = parse_options(load_run(recipe("albert-demo") / "run.toml"), AlbertOptions)
     assert options.model.num_hidden_layers == 2
 
 
@@ -237,9 +237,9 @@ def test_an_export_is_what_transformers_loads_and_its_code_works_as_it_is(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = create_task(configure(folder))
-    assert isinstance(task, Exportable)
     model: Any = task.model().eval()
     usage = task.export(model, tmp_path, str(tmp_path))
+    assert usage is not None
     assert (usage.library, usage.pipeline) == ("transformers", "fill-mask")
     assert not [path for path in tmp_path.iterdir() if path.suffix in {".bin", ".pt", ".pkl", ".py"}]
 

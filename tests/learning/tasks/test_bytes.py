@@ -22,7 +22,7 @@ def task_of(folder: Path) -> Task:
 def test_it_learns_what_comes_next(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     model = task.model()
-    optimizer = build_optimizer(run_of(tmp_path).optimizer, task.groups(model, 0.0))
+    optimizer = build_optimizer(run_of(tmp_path).optimizer, task.groups(model))
     before = task.evaluate(model).loss
     batches = task.batches(8, 0, print)
     for step in range(30):

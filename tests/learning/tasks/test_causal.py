@@ -148,7 +148,7 @@ def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_tex
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, architecture: str) -> None:
     task = task_of(folder, architecture=architecture)
     model = task.model()
-    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
+    optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, fail)
     for step in range(20):

@@ -95,7 +95,7 @@ def test_evaluation_is_always_the_same_and_shows_what_the_model_puts_into_gaps(f
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, architecture: str) -> None:
     task = task_of(folder, architecture=architecture)
     model = task.model()
-    optimizer = torch.optim.AdamW(task.groups(model, 0.01), lr=0.01)
+    optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
     batches = task.batches(16, 0, fail)
     for step in range(20):

@@ -13,7 +13,7 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources import blocks
-from dedloc_kit.learning.task import Batch, Checkable, create_task, why_unchecked
+from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.tasks.in_blocks import ORIGIN, InBlocks, Origin, origin_of
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.microbatch import pieces
@@ -58,12 +58,6 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunConfig]
     return made
 
 
-def checkable(run: RunConfig) -> Checkable:
-    task = create_task(run)
-    assert isinstance(task, Checkable)
-    return task
-
-
 def equal(one: Batch, other: Batch) -> bool:
     return one.keys() == other.keys() and all(torch.equal(values, other[name]) for name, values in one.items())
 
@@ -71,21 +65,21 @@ def equal(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("name", TASKS)
 def test_any_microbatch_is_made_again_from_its_name_bit_for_bit(name: str, run_of: Callable[..., RunConfig]) -> None:
     run = run_of(name)
-    batches = InBlocks(run, checkable(run), 7, fail).batches(6, first=2)
+    batches = InBlocks(run, create_task(run), 7, fail).batches(6, first=2)
     stream = list(takewhile(lambda batch: origin_of(batch).block < 4, batches))
-    again = InBlocks(run, checkable(run), 7, fail)
+    again = InBlocks(run, create_task(run), 7, fail)
     for batch in (stream[1], stream[-1], *stream[2:5], stream[0]):
         for part in pieces(batch, 4):  # a device's memory may not hold six
             assert equal(again.derive(origin_of(part)), part)
     origin = origin_of(stream[1])
-    assert not equal(InBlocks(run, checkable(run), 8, fail).derive(origin), stream[1])
+    assert not equal(InBlocks(run, create_task(run), 8, fail).derive(origin), stream[1])
 
 
 def test_the_microbatches_of_a_block_are_read_once_if_they_are_asked_for_in_their_order(
     run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of("causal").model_copy(update={"microbatch": 2})
-    task = checkable(run)
+    task = create_task(run)
     stream = list(takewhile(lambda batch: origin_of(batch).block == 0, InBlocks(run, task, 7, fail).batches(2)))
     begun, make = list[int](), task.batches_of
 
@@ -103,10 +97,10 @@ def test_the_microbatches_of_a_block_are_read_once_if_they_are_asked_for_in_thei
 @pytest.mark.parametrize("name", TASKS)
 def test_a_block_holds_the_same_samples_whatever_the_microbatch(name: str, run_of: Callable[..., RunConfig]) -> None:
     run = run_of(name)
-    names = set(next(InBlocks(run, checkable(run), 3, fail).batches(1)))
+    names = set(next(InBlocks(run, create_task(run), 3, fail).batches(1)))
 
     def samples(microbatch: int, first: int) -> list[Batch]:
-        stream = InBlocks(run, checkable(run), 3, fail).batches(microbatch, first)
+        stream = InBlocks(run, create_task(run), 3, fail).batches(microbatch, first)
         return list(islice((each for batch in stream for each in pieces(batch, 1)), 60))
 
     one, other, later = samples(1, 0), samples(5, 0), samples(5, 1)
@@ -116,7 +110,7 @@ def test_a_block_holds_the_same_samples_whatever_the_microbatch(name: str, run_o
     drawn = {"labels", "large", "classifier_kept"} & names
     assert not any(torch.equal(one[0][key], later[0][key]) for key in drawn)
     assert ORIGIN in names
-    assert names - {ORIGIN} == next(checkable(run).batches(2, 0, fail)).keys()
+    assert names - {ORIGIN} == next(create_task(run).batches(2, 0, fail)).keys()
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -125,7 +119,7 @@ def test_a_loss_and_its_gradient_do_not_depend_on_what_a_device_draws(
 ) -> None:
     run = run_of(name)
     task = create_task(run)
-    assert why_unchecked(task) == ""
+    assert task.unsupported("checks") == ""
     model, batch = task.model(), next(task.batches(8, 0, fail))
     assert drawn(task, model, batch, 1) == drawn(task, model, batch, 2) == drawn(create_task(run), model, batch, 3)
 
@@ -154,7 +148,7 @@ def test_a_run_that_draws_on_the_device_or_remembers_says_what_is_against_checki
     name: str, options: dict[str, Any], said: str, run_of: Callable[..., RunConfig]
 ) -> None:
     task = create_task(run_of(name, **options))
-    assert said in why_unchecked(task)
+    assert said in task.unsupported("checks")
     model, batch = task.model(), next(task.batches(8, 0, fail))
     found = [drawn(task, model, batch, seed) for seed in range(4)]
     assert any(each != found[0] for each in found), "and it is true"
@@ -164,8 +158,8 @@ def test_experts_that_hang_on_rounding_are_against_it_and_so_is_a_task_that_prom
     run_of: Callable[..., RunConfig],
 ) -> None:
     mixed = create_task(run_of("causal", architecture="mixtral", model={**MODEL, "num_local_experts": 2}))
-    assert "which expert a word goes to" in why_unchecked(mixed)
-    assert "does not promise" in why_unchecked(tiny.TinyTask(tiny_run()))
+    assert "which expert a word goes to" in mixed.unsupported("checks")
+    assert "does not promise" in tiny.TinyTask(tiny_run()).unsupported("checks")
 
 
 def test_what_the_classifier_of_an_albert_drops_stands_in_the_batch(run_of: Callable[..., RunConfig]) -> None:
@@ -197,7 +191,7 @@ def test_a_name_that_cannot_be_or_that_the_data_does_not_hold_is_refused(run_of:
     for wrong in ((-1, None, 0, 1), (0, blocks.PLACES, 0, 1), (0, -1, 0, 1), (0, None, -1, 1), (0, None, 0, 0)):
         with pytest.raises(ValueError, match="no microbatch"):
             Origin(*wrong)
-    order = InBlocks(run, checkable(run), 0, fail)
+    order = InBlocks(run, create_task(run), 0, fail)
     for absent in (Origin(0, None, 10**9, 4), Origin(0, None, 60, 8), Origin(0, None, 0, 65)):
         with pytest.raises(ValueError, match="holds no microbatch"):
             order.derive(absent)
@@ -207,7 +201,7 @@ def test_a_run_whose_loss_looks_at_several_samples_together_gets_full_microbatch
     run_of: Callable[..., RunConfig],
 ) -> None:
     run = run_of("swav")
-    found = list(islice(InBlocks(run, checkable(run), 0, fail).batches(8), 120))
+    found = list(islice(InBlocks(run, create_task(run), 0, fail).batches(8), 120))
     assert {samples_in(batch) for batch in found} == {8}
     assert max(origin_of(batch).block for batch in found) >= 1
 
@@ -218,4 +212,4 @@ def test_data_that_makes_no_samples_is_given_up(tmp_path: Path, run_of: Callable
     source = run.data.train[0].model_copy(update={"dataset": str(tmp_path)})
     run = run.model_copy(update={"data": run.data.model_copy(update={"train": (source,)})})
     with pytest.raises(UserError, match="not a single sample"):
-        next(InBlocks(run, checkable(run), 0, fail).batches(4))
+        next(InBlocks(run, create_task(run), 0, fail).batches(4))

@@ -81,7 +81,7 @@ def test_a_broken_picture_is_a_bad_row_of_the_data_and_the_others_are_trained_on
 def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
     task, model = swav(folder)
     run = task.run
-    optimizer = build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
+    optimizer = build_optimizer(run.optimizer, task.groups(model))
     before = task.evaluate(model)
     stream = batches(task, 32)
     for step in range(30):

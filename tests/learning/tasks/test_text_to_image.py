@@ -49,7 +49,7 @@ def task_of(folder: Path, **options: Any) -> TextToImage:
 
 def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
     model = task.model()
-    optimizer = build_optimizer(task.run.optimizer, task.groups(model, 0.01))
+    optimizer = build_optimizer(task.run.optimizer, task.groups(model))
     for step, batch in enumerate(islice(task.batches(32, 0, lambda _: None), steps)):
         task.loss(model, task.prepare(batch), step).backward()
         optimizer.step()
@@ -119,8 +119,8 @@ def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
 def test_what_decays_are_the_matrices(folder: Path) -> None:
     task = task_of(folder)
     model = task.model()
-    decaying, rest = task.groups(model, 0.1)
-    assert (decaying["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    decaying, rest = task.groups(model)
+    assert (decaying["weight_decay"], rest["weight_decay"]) == (0.01, 0.0)
     names = {id(each): name for name, each in model.named_parameters()}
     found = [{names[id(each)] for each in group["params"]} for group in (decaying, rest)]
     assert found[0] | found[1] == set(names.values())

@@ -28,7 +28,7 @@ def fresh(**optimizer: Any) -> TrainingState:
     run = tiny_run(optimizer=STEADY | optimizer) if optimizer else RUN
     task = TinyTask(run)
     groups = task.groups
-    return TrainingState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model, 0.0)), run)
+    return TrainingState(task.model(), lambda model: build_optimizer(run.optimizer, groups(model)), run)
 
 
 def train(state: TrainingState, *orders: int) -> list[float]:

@@ -20,7 +20,7 @@ RUN = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps
 
 def fresh() -> TrainingState:
     task = TinyTask(RUN)
-    return TrainingState(task.model(), lambda model: build_optimizer(RUN.optimizer, task.groups(model, 0.0)), RUN)
+    return TrainingState(task.model(), lambda model: build_optimizer(RUN.optimizer, task.groups(model)), RUN)
 
 
 def receipt(step: int) -> Receipt:

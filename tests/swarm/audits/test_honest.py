@@ -171,7 +171,7 @@ class World:
     def __init__(self, run: RunConfig, folder: Path, kinds: Mapping[str, Kind], stack: ExitStack) -> None:
         self.run, self.folder, self.stack = run, folder, stack
         task = create_task(run)
-        self.state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m, 0.01)), run)
+        self.state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m)), run)
         self.parameters = KeptParameters(self.state, folder / "parameters", MAX_STALENESS + 4)
         self.parameters.keep()
         self.state.listen(self.parameters.keep)

@@ -17,7 +17,7 @@ from tests.tiny import TinyTask, tiny_run
 def training_state() -> TrainingState:
     run = tiny_run()
     task = TinyTask(run)
-    return TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m, 0.0)), run)
+    return TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m)), run)
 
 
 def receipt(step: int) -> Receipt:

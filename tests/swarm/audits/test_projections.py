@@ -59,7 +59,7 @@ class Peer:
     def __post_init__(self) -> None:
         self.task = create_task(self.run)
         self.model = self.task.model()
-        groups = self.task.groups(self.model, 0.0)
+        groups = self.task.groups(self.model)
         self.parameters = [each for group in groups for each in group["params"]]
         self.layout = FlatLayout.of(self.parameters)
         self.chunks = list(self.layout.pieces(0, self.layout.size, CHUNK))

@@ -66,7 +66,7 @@ class Volunteer:
     def __init__(self, run: RunConfig, folder: Path, peer: str, half: torch.dtype | None = None) -> None:
         task = create_task(run)
         self.run, self.loss, self.prepare, self.half = run, task.loss, task.prepare, half
-        self.state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m, 0.01)), run)
+        self.state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m)), run)
         self.parameters = KeptParameters(self.state, folder / peer, 3)
         self.parameters.keep()
         self.state.listen(self.parameters.keep)

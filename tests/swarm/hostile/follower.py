@@ -49,7 +49,7 @@ class Liar:
         task = TinyTask(self.run)
         self.state = TrainingState(
             task.model(),
-            lambda model: build_optimizer(self.run.optimizer, task.groups(model, 0.0)),
+            lambda model: build_optimizer(self.run.optimizer, task.groups(model)),
             self.run,
         )
         self.state.flat.fill_(FORGED)

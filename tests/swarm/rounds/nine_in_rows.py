@@ -276,7 +276,7 @@ class NineInRows:
 
 
 def optimizer_of(run: RunConfig, task: TinyTask, model: torch.nn.Module) -> Any:
-    return build_optimizer(run.optimizer, task.groups(model, run.optimizer.weight_decay))
+    return build_optimizer(run.optimizer, task.groups(model))
 
 
 def in_rows_of_three(folder: Path) -> list[Signer]:

@@ -1,6 +1,6 @@
 """Tokens that are no text: which ones each kind of task needs, how they are spelled, and what they stand for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dedloc_kit.errors import UserError
@@ -28,6 +28,23 @@ def require(tokenizer: Any, names: Iterable[str]) -> None:
     for name in names:
         if getattr(tokenizer, name) is None:
             raise UserError(f"the tokenizer has no {name}; make one with: dedloc prepare tokenizer RUN.toml")
+
+
+def bos_eos(tokenizer: Any, special: Mapping[str, str]) -> tuple[int, int]:
+    """The tokens before and after each document, by the special tokens that its task needs.
+
+    Where a task needs `[CLS]` and `[SEP]` they are these. Elsewhere a tokenizer may have one token for both, or call
+    them by the masked tasks' names. Raises UserError if one is lacking.
+    """
+    if "cls_token" in special:
+        require(tokenizer, (name for name in special if name != "pad_token"))
+        return tokenizer.cls_token_id, tokenizer.sep_token_id
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise UserError(
+            "the tokenizer has no eos_token, which ends documents; make one with: dedloc tokenizer RUN.toml"
+        )
+    return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end, end
 
 
 def counterparts(new: Any, old: Any) -> dict[int, int]:

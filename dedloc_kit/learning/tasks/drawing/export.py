@@ -67,7 +67,7 @@ def export(
     folder: Path,
     repository: str,
 ) -> Usage:
-    """Write all of it to an existing folder; see `dedloc_kit.learning.task.Exportable`.
+    """Write all of it to an existing folder; see `dedloc_kit.learning.task.Task.export`.
 
     :param how: codes are drawn if a user says nothing else
     """

@@ -1,35 +1,31 @@
 """What all tasks of text have in common: their settings, reading, parameter groups, and export."""
 
-import json
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import in_order, mixture, texts
+from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.learning.data.text.token_shards import read_token_shard
 from dedloc_kit.learning.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tokenizer
-from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import SEQUENCE_LENGTH, Source
-from dedloc_kit.validation import describe
 
 _logger = logging.getLogger(__name__)
 
@@ -50,50 +46,25 @@ class TextOptions(Section):
     evaluation_samples: PositiveInt = 256
 
 
-Options = TypeVar("Options", bound=Section)
+class TextTask(Task):
+    """The common part of the tasks of text."""
 
+    options: TextOptions
+    sentences = False
+    """Whether the task must know where sentences end."""
 
-def parse_options(run: RunConfig, model: type[Options]) -> Options:
-    """The run's task options, checked; raises UserError with the key and the fix."""
-    try:
-        return model.model_validate_json(json.dumps(run.task.options))
-    except ValidationError as error:
-        raise UserError(f"task.{describe(error, model)}") from None
-
-
-class TextTask(ABC):
-    """The common part of a task; see `dedloc_kit.learning.task.Task` for what each method promises.
-
-    :param options: the run's, checked
-    :param sentences: whether the task must know where sentences end
-    """
-
-    def __init__(self, run: RunConfig, options: TextOptions, sentences: bool = False) -> None:
-        self.run = run
-        self.tokenizer = load_tokenizer(options.tokenizer)
-        self.texts = DocumentTokenizer(self.tokenizer, options.language if sentences else None)
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
+        self.tokenizer = self._load_tokenizer()
+        self.texts = DocumentTokenizer(self.tokenizer, self.options.language if self.sentences else None)
         self.vocabulary_hash = vocabulary_hash(self.tokenizer)
-        self._longest = options.sequence_length
         self.held_out_texts: Sequence[str] | None = None
         """In place of the run's held-out data."""
         self.held_out_hash = ""
         """Of what evaluations measure, once one has begun; see `measuring.hash_of`."""
 
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Biases and scales of normalisations are the parameters of one dimension; they do not decay."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return [
-            {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
-            {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-        ]
-
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        data = self.run.data
-        items = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        return self.batches_of(items, microbatch, seed)
-
-    @abstractmethod
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]: ...
+    def _load_tokenizer(self) -> Any:
+        return load_tokenizer(self.options.tokenizer)
 
     def held_out(self) -> tuple[Source, Iterator[str | Document]]:
         """The run's held-out data, each text or tokenized document once, the same on every machine."""
@@ -124,22 +95,13 @@ class TextTask(ABC):
         pretrained: Any = model
         pretrained.save_pretrained(folder, state_dict=tensors)
         tokenizer = deepcopy(self.tokenizer)
-        tokenizer.model_max_length = self._longest  # where truncation=True cuts
+        tokenizer.model_max_length = self.options.sequence_length  # where truncation=True cuts
         if begin is not None:
             token = tokenizer.convert_ids_to_tokens(begin)
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, begin)]
             )
         tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def seeded_weights(run: RunConfig) -> Iterator[None]:
-    """Weights that are drawn within are the run's; the global random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
-        torch.default_generator.manual_seed(seed_of(run.run_id, "weights"))
-        yield
 
 
 @contextmanager

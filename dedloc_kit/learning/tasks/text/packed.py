@@ -1,7 +1,6 @@
 """What the tasks have in common that train a model of transformers, named in `run.toml`, on packed documents."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -14,14 +13,14 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import places_of
 from dedloc_kit.learning.data.packing import Pack, Packer
 from dedloc_kit.learning.data.text.tokens import Document, vocabulary_hash
+from dedloc_kit.learning.data.tokenizers.special_tokens import bos_eos
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.families import Family
 from dedloc_kit.learning.models.init_from import Start
 from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
-from dedloc_kit.learning.task import Batch, VocabularyTransfer, create_task
-from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, seeded_weights
-from dedloc_kit.records.evaluation import Evaluation
+from dedloc_kit.learning.task import Batch, Feature, VocabularyTransfer, create_task
+from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import TaskConfig
@@ -67,28 +66,31 @@ class HeldOut:
 
 
 class PackedTask(TextTask):
-    """The common part of a task; see `dedloc_kit.learning.task.Task` for what each method promises.
+    """The common part of such tasks."""
 
-    :param edges: the tokens before and after each document, by the tokenizer
-    """
+    options: PackedOptions
+    family: Family
 
-    def __init__(
-        self, run: RunConfig, options: PackedOptions, family: Family, edges: Callable[[Any], tuple[int, int]]
-    ) -> None:
-        self._start = Start(options.start, options.start_sha256) if options.start else None
-        if self._start is not None and (self._start.is_on_hub or options.tokenizer == options.start):
-            self._start.look()  # else it would be its tokenizer that is said to be gone
-        super().__init__(run, options)
-        self.family = family
-        self.begin, self.end = edges(self.tokenizer)
-        self._options = options
-        self._lookahead = 1 if family.causal else 0
-        self.packer = Packer(self.begin, self.end, options.sequence_length, self._lookahead)
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(run)
+        self.begin, self.end = bos_eos(self.tokenizer, self.special_tokens)
+        self._lookahead = 1 if self.family.causal else 0
+        self.packer = Packer(self.begin, self.end, self.options.sequence_length, self._lookahead)
         self.config()  # what cannot be is told at once
+
+    @cached_property
+    def _start(self) -> Start | None:
+        """The model that training goes on from."""
+        return Start(self.options.start, self.options.start_sha256) if self.options.start else None
+
+    def _load_tokenizer(self) -> Any:
+        if self._start is not None and (self._start.is_on_hub or self.options.tokenizer == self.options.start):
+            self._start.look()  # else it would be its tokenizer that is said to be gone
+        return super()._load_tokenizer()
 
     def config(self) -> Any:
         """The model's configuration; raises UserError if it cannot be."""
-        options, tokenizer = self._options, self.tokenizer
+        options, tokenizer = self.options, self.tokenizer
         # An embedding that pads learns nothing.
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id not in (self.begin, self.end) else None
         tokens = {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": pad}
@@ -106,7 +108,7 @@ class PackedTask(TextTask):
         return config
 
     def model(self) -> nn.Module:
-        with seeded_weights(self.run):
+        with self.seeded_weights():
             return self.family.build(self.config())
 
     def first_model(self) -> nn.Module:
@@ -114,9 +116,6 @@ class PackedTask(TextTask):
         if self._start is not None:
             transplant(self._published(self._start), model, self._origins, seed_of(self.run.run_id, "vocabulary"))
         return model
-
-    @abstractmethod
-    def evaluate(self, model: nn.Module) -> Evaluation: ...
 
     def vocabulary_transfer(self) -> VocabularyTransfer | None:
         if self._start is None:
@@ -151,7 +150,7 @@ class PackedTask(TextTask):
         start.check_architecture(self.config().model_type)
         model: Any = self.family.load(folder)
         own, ours = self.family.published(model.config.to_dict()), self.family.published(self.config().to_dict())
-        wrong = [key for key, value in own.items() if ours.get(key) != value and key not in self._options.model]
+        wrong = [key for key, value in own.items() if ours.get(key) != value and key not in self.options.model]
         if wrong:
             raise UserError(
                 f"task.model says nothing of {wrong[0]}, which is {own[wrong[0]]!r:.80} in {start.shown}; put it there"
@@ -197,20 +196,19 @@ class PackedTask(TextTask):
                 return f"task.model.{key} is {value}, and each device drops others; set it to 0"
         return ""
 
-    @property
-    def unchecked(self) -> str:
-        if dropping := self.dropping():
-            return dropping
-        values = self.config().to_dict()
-        if experts := [key for key in values if "expert" in key]:
-            return (
-                f"which expert a word goes to hangs on rounding (task.model.{experts[0]}); choose another architecture"
-            )
-        return ""
+    def unsupported(self, feature: Feature) -> str:
+        match feature:
+            case "init_from":
+                return ""
+            case "checks":
+                experts = [key for key in self.config().to_dict() if "expert" in key]
+                rounding = f"which expert a word goes to hangs on rounding (task.model.{experts[0]})" if experts else ""
+                return self.dropping() or (rounding and f"{rounding}; choose another architecture")
+        return super().unsupported(feature)
 
     def held_out_packs(self) -> HeldOut:
         """As many sequences as `task.evaluation_samples` says, or what there is; UserError if that is not one."""
-        options = self._options
+        options = self.options
         source, items = self.held_out()
         wanted = options.evaluation_samples * options.sequence_length + self._lookahead
         edges = 1 if self.begin == self.end else 2

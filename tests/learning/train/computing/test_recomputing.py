@@ -30,7 +30,7 @@ class Peer:
         self.task = WithBuffers(run)
         self.state = TrainingState(
             self.task.model(),
-            lambda model: build_optimizer(run.optimizer, self.task.groups(model, 0.0)),
+            lambda model: build_optimizer(run.optimizer, self.task.groups(model)),
             run,
         )
         self.replica = Replica(self.state, CPU)

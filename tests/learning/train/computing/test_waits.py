@@ -26,7 +26,7 @@ HALVES = (None, torch.bfloat16, torch.float16)
 
 def replica_of(run: RunConfig, device: torch.device) -> Replica:
     task = TinyTask(run)
-    optimizer = lambda model: build_optimizer(run.optimizer, task.groups(model, 0.0))  # noqa: E731
+    optimizer = lambda model: build_optimizer(run.optimizer, task.groups(model))  # noqa: E731
     return Replica(TrainingState(task.model(), optimizer, run), device)
 
 
@@ -166,7 +166,7 @@ def test_nothing_on_a_card_is_float64_in_local_steps_which_are_those_of_the_proc
     ways = []
     for device in (DEVICE, torch.device("cpu")):
         replica, task = replica_of(tiny_run(), device), TinyTask(run)
-        optimizer = local_optimizer(run.optimizer, task.groups(replica.model, 0.0), replica.model)
+        optimizer = local_optimizer(run.optimizer, task.groups(replica.model), replica.model)
         steps = LocalSteps(
             [replica],
             optimizer,

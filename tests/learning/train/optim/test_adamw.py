@@ -68,7 +68,7 @@ def test_a_peer_that_takes_over_a_checkpoint_goes_on_with_the_same_bits(tmp_path
     def fresh() -> TrainingState:
         task = TinyTask(run)
         groups = task.groups
-        return TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, groups(m, 0.01)), run)
+        return TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, groups(m)), run)
 
     def train(state: TrainingState, steps: int) -> None:
         for step in range(state.step, state.step + steps):

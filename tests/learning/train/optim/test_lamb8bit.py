@@ -137,7 +137,7 @@ def state_of(kept: str, hidden: int = 1100) -> TrainingState:
     optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state": kept}
     run = tiny_run(task={"name": "tiny", "hidden": hidden}, optimizer=optimizer)
     task = TinyTask(run)
-    state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m, 0.01)), run)
+    state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m)), run)
     for step in (1, 2, 3):
         take_step(state, step)
     return state
