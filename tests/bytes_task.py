@@ -1,28 +1,20 @@
 """A causal language model over bytes: the task that docs/adding_a_task.md adds, on any text and without a tokenizer."""
 
-import logging
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Annotated
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.sources.shards import Warn
-from dedloc_kit.learning.data.sources.stream import in_order, mixture, texts
-from dedloc_kit.learning.task import Batch, Task
+from dedloc_kit.learning.task import Batch, Example, Feature, Task, prepared, rows
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
 
 END, VOCABULARY = 0, 256  # no text holds a zero byte, so it may end each document
-_logger = logging.getLogger(__name__)
 
 
 class BytesOptions(Section):
@@ -42,10 +34,6 @@ class Bytes(Task):
     Options = BytesOptions
     options: BytesOptions
 
-    def __init__(self, run: RunConfig) -> None:
-        super().__init__(run)
-        self._held_out: Batch | None = None
-
     def model(self) -> nn.Module:
         architecture = self.options.model_dump(include={"n_embd", "n_layer", "n_head"})
         config = GPT2Config(
@@ -62,19 +50,17 @@ class Bytes(Task):
             model: nn.Module = GPT2LMHeadModel(config)
         return model.train()
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        data = self.run.data
-        documents = mixture(data.train, texts, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        samples = self._samples(documents)
-        return ({"ids": torch.from_numpy(np.stack(list(islice(samples, microbatch))))} for _ in iter(int, 1))
+    def unsupported(self, feature: Feature) -> str:
+        return "" if feature == "checks" else super().unsupported(feature)
 
-    def _samples(self, documents: Iterable[str]) -> Iterator[NDArray[np.int64]]:
+    def examples(self, records: Iterable[str], rng: np.random.Generator) -> Iterator[Example]:
         """The documents' bytes, one after the other, in pieces of the same length."""
         length, waiting = self.options.sequence_length, bytearray()
-        for text in documents:
+        for text in records:
             waiting += text.encode().replace(b"\0", b" ") + bytes([END])
             whole = len(waiting) // length * length
-            yield from np.frombuffer(bytes(waiting[:whole]), np.uint8).reshape(-1, length).astype(np.int64)
+            ids = np.frombuffer(bytes(waiting[:whole]), np.uint8).reshape(-1, length)
+            yield from rows({"ids": ids.astype(np.int64)})
             del waiting[:whole]
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
@@ -83,21 +69,9 @@ class Bytes(Task):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module) -> Evaluation:
-        batch = self._evaluation_batch()
-        device = next(model.parameters()).device
-        return Evaluation(loss=float(self.loss(model, {name: each.to(device) for name, each in batch.items()}, 0)))
-
-    def _evaluation_batch(self) -> Batch:
-        if self._held_out is None:
-            source = self.run.data.evaluation
-            if source is None:
-                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
-            documents = in_order(source, texts, warn=_logger.warning)
-            samples = list(islice(self._samples(documents), self.options.evaluation_samples))
-            if not samples:
-                raise UserError(f"{source.dataset} holds less text than one sample; choose other held-out data")
-            self._held_out = {"ids": torch.from_numpy(np.stack(samples))}
-        return self._held_out
+        held_out = self.collate(self.held_out_examples(self.options.evaluation_samples))
+        batch = prepared(self, held_out, next(model.parameters()).device)
+        return Evaluation(loss=float(self.loss(model, batch, 0)))
 
 
 TASKS = {"bytes": Bytes}

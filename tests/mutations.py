@@ -3660,7 +3660,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dropout of a transformer is taken for harmless",
-        "learning/tasks/text/packed.py",
+        "learning/tasks/text/common.py",
         'if "drop" in key and',
         'if "drops" in key and',
         "tests/learning/tasks/test_in_blocks.py -k against_checking_it",
@@ -4530,7 +4530,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ALBERT is evaluated on what it trains on",
-        "learning/tasks/text/common.py",
+        "learning/task.py",
         "in_order(source, self.read, warn=_logger.warning)",
         "in_order(self.run.data.train[0], self.read, warn=_logger.warning)",
         "tests/learning/tasks/test_albert.py -k trains_on",
@@ -6451,7 +6451,7 @@ MUTATIONS = (
     Mutation(
         "a stage of a model that drops at random",
         "learning/tasks/causal.py",
-        "        if dropping := self.dropping():\n            return dropping\n",
+        "        if drops := dropping(self.config().to_dict()):\n            return drops\n",
         "",
         "tests/learning/models/test_parts.py -k refused_with_the_fix",
     ),

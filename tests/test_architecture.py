@@ -26,6 +26,7 @@ ORDER = (
     {"client", "display", "bucket"},
     {"learning.data", "learning.train"},
     {"blocks", "experts"},
+    {"learning.types"},
     {"learning.task"},
     {"learning.models"},
     {"learning.tasks", "ledger"},

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.types import (
+    WITHOUT,
+    Batch,
+    Example,
+    Feature,
+    ParamGroup,
+    StageTask,
+    Usage,
+    VocabularyTransfer,
+    Warn,
+    rows,
+)
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import Section
@@ -25,37 +38,28 @@ from dedloc_kit.run.task import Source
 from dedloc_kit.validation import describe
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
 
     from dedloc_kit.learning.data.sources.shards import Shard
+    from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization
 
-Batch: TypeAlias = "dict[str, torch.Tensor]"
-"""Tensors by name; the first dimension of each is the samples."""
-ParamGroup: TypeAlias = dict[str, Any]
-"""Of an optimizer of torch: its parameters, and what is special about them."""
-Warn: TypeAlias = Callable[[str], None]
-
-Feature = Literal["checks", "pipeline", "distributed_eval", "experts", "to_transformers", "init_from", "probe"]
-"""What a run may want of a task, beyond being trained.
-
-- `checks`: its gradients can be computed again, for its loss depends on parameters, batch and step alone
-- `pipeline`: its model can be cut into stages
-- `distributed_eval`: its evaluation is a mean over held-out batches, which the peers of a pipeline share
-- `experts`: its model has layers that can be mixtures of experts
-- `to_transformers`: some architecture of transformers is the same as its model with experts
-- `init_from`: its runs may begin with a published model
-- `probe`: its model makes features of samples, which know more or less of their classes
-"""
-_WITHOUT: Mapping[Feature, str] = {
-    "checks": "does not promise that its loss depends on parameters, batch and step alone",
-    "pipeline": "does not say how its model is cut into stages",
-    "distributed_eval": "does not say which held-out batches its evaluation is a mean over",
-    "experts": "has no layers for them; remove them",
-    "to_transformers": "knows no architecture of transformers that is its model with experts",
-    "init_from": "begins with no published model",
-    "probe": "makes no features of samples",
-}
+__all__ = [
+    "Batch",
+    "Example",
+    "Feature",
+    "ParamGroup",
+    "StageTask",
+    "Task",
+    "Usage",
+    "VocabularyTransfer",
+    "create_task",
+    "parse_options",
+    "prepared",
+    "rows",
+    "task_class",
+]
 
 _TASKS = {
     "albert": "dedloc_kit.learning.tasks.albert:Albert",
@@ -66,66 +70,7 @@ _TASKS = {
 }
 
 Options = TypeVar("Options", bound=Section)
-
-
-@dataclass(frozen=True)
-class Usage:
-    """How to use an exported model, for its model card."""
-
-    library: str
-    """As the Hub calls it, such as `transformers`."""
-    pipeline: str
-    """The Hub's name of what the model does, such as `fill-mask`."""
-    code: str
-    """A few lines of Python that work as they are."""
-
-
-@dataclass(frozen=True)
-class VocabularyTransfer:
-    """How many tokens of a new vocabulary have which start, where a run begins with a model of another one."""
-
-    copied: int
-    averaged: int
-    drawn: int
-
-
-class StageTask(Protocol):
-    """Some consecutive layers of a model, as one part of a run."""
-
-    number: int
-    """From 0 on."""
-    count: int
-    """Of all stages."""
-    width: int
-    """Channels of what travels from stage to stage."""
-    takes: tuple[str, ...]
-    """Which tensors of a batch it needs beside hidden states."""
-    share: float
-    """Of the model's computation; of all stages together it is 1."""
-
-    def model(self) -> nn.Module:
-        """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
-        ...
-
-    def outline(self) -> nn.Module:
-        """The same on the `meta` device: shapes alone, with next to no memory."""
-        ...
-
-    def groups(self, model: nn.Module) -> list[ParamGroup]:
-        """As `Task.groups`."""
-        ...
-
-    def check(self, batch: Batch) -> None:
-        """Raises ValueError for tensors that can be of no batch: of other types or shapes, or out of range."""
-        ...
-
-    def forward(self, model: nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """Hidden states after this stage, float32 [rows, tokens, width]; of the last one the mean loss of the rows.
-
-        :param hidden: those after the stage before; none for the first
-        :param batch: what `takes` names
-        """
-        ...
+_logger = logging.getLogger(__name__)
 
 
 class Task(ABC):
@@ -139,10 +84,13 @@ class Task(ABC):
     """The keys of `task` in run.toml, beside its name."""
     special_tokens: ClassVar[Mapping[str, str]] = {}
     """What its tokenizer needs: names of transformers' tokenizers, and how a new one spells them."""
+    tokenization: ClassVar[Tokenization] = "bpe"
+    """How a tokenizer is made for it where run.toml does not say."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
         self.options: Any = parse_options(run, self.Options)
+        self.__held_out: dict[int, list[Example]] = {}
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -184,9 +132,34 @@ class Task(ABC):
 
         return texts(source, shard, warn)
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        """What was read as batches of `microbatch` samples, the last one of fewer; `seed` decides the rest."""
-        raise NotImplementedError
+    def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
+        """The samples that records make; these and `rng` decide everything, and no device is at hand.
+
+        What numpy does faster for many samples together is done for groups of a fixed size (`rows`), so that a sample
+        is the same whatever the microbatch.
+        """
+        raise NotImplementedError(f"the task {type(self).__name__} makes no samples of records")
+
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """Some samples as a batch, on the CPU: by default each array stacked by its name."""
+        import numpy as np
+        import torch
+
+        batch = {}
+        for name, first in examples[0].items():
+            values = [each[name] for each in examples]
+            # What np.stack does is this with twice the calls.
+            stacked = np.concatenate(values).reshape(len(values), *first.shape) if first.ndim else np.array(values)
+            batch[name] = torch.from_numpy(stacked)
+        return batch
+
+    def batches_of(self, records: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """Batches of `microbatch` samples, the last one of fewer; `seed` decides what is drawn."""
+        import numpy as np
+
+        examples = self.examples(records, np.random.default_rng(seed_of(seed, "examples")))
+        while some := list(islice(examples, microbatch)):
+            yield self.collate(some)
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch, on the CPU, with what its loss would have to look up, so that a GPU is never waited for.
@@ -218,12 +191,33 @@ class Task(ABC):
         """
         return None
 
+    def held_out(self) -> tuple[Source, Iterator[Any]]:
+        """The run's held-out data and its records, each once, the same on every machine.
+
+        Raises UserError if the run has none.
+        """
+        from dedloc_kit.learning.data.sources.stream import in_order
+
+        source = self.run.data.evaluation
+        if source is None:
+            raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+        return source, in_order(source, self.read, warn=_logger.warning)
+
+    def held_out_examples(self, count: int) -> list[Example]:
+        """The first so many samples of the held-out data, always the same, read once; UserError if there is not one."""
+        import numpy as np
+
+        if count not in self.__held_out:
+            source, records = self.held_out()
+            rng = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
+            self.__held_out[count] = list(islice(self.examples(records, rng), count))
+            if not self.__held_out[count]:
+                raise UserError(f"{source.dataset} holds less than one sample; choose other held-out data")
+        return self.__held_out[count]
+
     def unsupported(self, feature: Feature) -> str:
         """Why the run cannot have a feature with this task, in one line with the fix; empty if it can."""
-        return self._without(feature)
-
-    def _without(self, feature: Feature) -> str:
-        return f"the task {type(self).__name__} {_WITHOUT[feature]}"
+        return _without(self, feature)
 
     # init_from
 
@@ -253,32 +247,32 @@ class Task(ABC):
 
     def stage(self, number: int) -> StageTask:
         """One stage of the model."""
-        raise NotImplementedError(self._without("pipeline"))
+        raise NotImplementedError(_without(self, "pipeline"))
 
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
         """The model that all stages are, which shares their tensors."""
-        raise NotImplementedError(self._without("pipeline"))
+        raise NotImplementedError(_without(self, "pipeline"))
 
     # distributed_eval
 
     def held_out_batches(self) -> Sequence[Batch]:
         """What the evaluation is a mean over, always the same; raises UserError if the run has none."""
-        raise NotImplementedError(self._without("distributed_eval"))
+        raise NotImplementedError(_without(self, "distributed_eval"))
 
     def weight(self, batch: Batch) -> float:
         """What some rows of such a batch count in the mean loss; of 0 they have none."""
-        raise NotImplementedError(self._without("distributed_eval"))
+        raise NotImplementedError(_without(self, "distributed_eval"))
 
     def evaluation_of(self, loss: float) -> Evaluation:
         """What `evaluate` says of a model with this mean loss, as far as it follows from that."""
-        raise NotImplementedError(self._without("distributed_eval"))
+        raise NotImplementedError(_without(self, "distributed_eval"))
 
     # to_transformers
 
     def to_transformers(self, model: nn.Module, folder: Path) -> nn.Module:
         """The model as an architecture of transformers has it, with the experts that are connected to it (`Frozen`
         ones), on the disk of this folder; raises UserError if it does not tell the same."""
-        raise NotImplementedError(self._without("to_transformers"))
+        raise NotImplementedError(_without(self, "to_transformers"))
 
     # probe
 
@@ -290,15 +284,19 @@ class Task(ABC):
 
         Raises UserError if the data has no classes.
         """
-        raise NotImplementedError(self._without("probe"))
+        raise NotImplementedError(_without(self, "probe"))
 
     def features(self, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         """What makes features, [samples, width], of such a batch with a model, on the device of the model."""
-        raise NotImplementedError(self._without("probe"))
+        raise NotImplementedError(_without(self, "probe"))
 
     def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
         """What such a batch is without any model, such as its pixels: float [samples, width]."""
-        raise NotImplementedError(self._without("probe"))
+        raise NotImplementedError(_without(self, "probe"))
+
+
+def _without(task: Task, feature: Feature) -> str:
+    return f"the task {type(task).__name__} {WITHOUT[feature]}"
 
 
 def prepared(task: Task, batch: Batch, device: torch.device) -> Batch:

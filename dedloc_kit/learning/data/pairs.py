@@ -1,7 +1,7 @@
 """From tokenized documents to masked sentence-order pairs, the instances that ALBERT is pretrained on."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.masking import Masker
+from dedloc_kit.learning.data.masking import IGNORED, Masker
 from dedloc_kit.learning.data.text.tokens import Document, Ids
 from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED, require
 
@@ -74,6 +74,7 @@ class PairBuilder:
         self._pad: int = tokenizer.pad_token_id
         self._cls: int = tokenizer.cls_token_id
         self._sep: int = tokenizer.sep_token_id
+        self._fill = {"input_ids": self._pad, "token_type_ids": 0, "attention_mask": 0, "labels": IGNORED}
 
     def batches(
         self, documents: Iterable[Document], microbatch: int, generator: np.random.Generator
@@ -106,6 +107,17 @@ class PairBuilder:
                 window = _WINDOW * microbatch
         yield from self._cut(pairs, microbatch, generator)
 
+    def of_one_length(self, instances: Sequence[Arrays]) -> list[Arrays]:
+        """Instances of any batches, each of its arrays [length], padded or cut to the longest of them."""
+        length = self._length(max(int(np.count_nonzero(each["attention_mask"])) for each in instances))
+        return [
+            {**each, **{name: _padded(each[name], length, fill) for name, fill in self._fill.items()}}
+            for each in instances
+        ]
+
+    def _length(self, longest: int) -> int:
+        return min(-(-longest // _LENGTH_UNIT) * _LENGTH_UNIT, self.sequence_length)
+
     def _pairs(self, document: Document, generator: np.random.Generator) -> list[Pair]:
         budget = self.sequence_length - 3
         bounds = segment_bounds(document.ends, longest=budget // 2)
@@ -133,7 +145,7 @@ class PairBuilder:
         ordered = [pair[::-1] if swap else pair for pair, swap in zip(pairs, swapped, strict=True)]
         between = np.array([1 + len(first) for first, _ in ordered])[:, None]
         ends = np.array([3 + len(first) + len(second) for first, second in ordered])[:, None]
-        length = min(-(-int(ends.max()) // _LENGTH_UNIT) * _LENGTH_UNIT, self.sequence_length)
+        length = self._length(int(ends.max()))
 
         token_ids = np.full((len(pairs), length), self._pad, dtype=np.int32)
         token_ids[:, 0] = self._cls
@@ -153,3 +165,11 @@ class PairBuilder:
             "labels": labels,
             "sentence_order_label": swapped,
         }
+
+
+def _padded(values: NDArray[Any], length: int, fill: int) -> NDArray[Any]:
+    if len(values) >= length:
+        return values[:length]
+    padded = np.full(length, fill, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded

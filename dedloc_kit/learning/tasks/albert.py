@@ -1,6 +1,6 @@
 """ALBERT: masked language modelling and sentence order (Lan et al., 2019), as DeDLOC and sahajBERT train it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +16,17 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
 from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
 from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
-from dedloc_kit.learning.task import Batch, Feature, Usage, prepared
+from dedloc_kit.learning.task import Batch, Example, Feature, Usage, prepared, rows
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import (
     TextOptions,
     TextTask,
+    dropping,
     evaluating,
     tensors,
 )
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
+from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES
 from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
@@ -89,6 +91,7 @@ class Albert(TextTask):
     Options = AlbertOptions
     options: AlbertOptions
     special_tokens = MASKED
+    tokenization = "unigram"
     sentences = True
 
     def __init__(self, run: RunConfig) -> None:
@@ -116,18 +119,19 @@ class Albert(TextTask):
         return model.train()
 
     def unsupported(self, feature: Feature) -> str:
-        if feature != "checks":
-            return super().unsupported(feature)
-        for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if value := getattr(self.options.model, key):
-                return f"task.model.{key} is {value}, and each device drops others; set it to 0"
-        return ""
+        """What the classifier drops is drawn with the samples."""
+        inside = self.options.model.model_dump(exclude={"classifier_dropout_prob"})
+        return dropping(inside) if feature == "checks" else super().unsupported(feature)
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        generator = np.random.default_rng(seed_of(seed, "pairs"))
-        dropped = np.random.default_rng(seed_of(seed, "dropout"))
-        for arrays in self.pairs.batches(self.texts.documents(items), microbatch, generator):
-            yield tensors({**arrays, **self._kept(len(arrays["input_ids"]), dropped)})
+    def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
+        """Samples of about the same length come one after the other, so that a batch has little padding."""
+        together = self.run.microbatch or MAX_SAMPLES
+        for arrays in self.pairs.batches(self.texts.documents(records), together, rng):
+            yield from rows({**arrays, **self._kept(len(arrays["input_ids"]), rng)})
+
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """As long as its longest sample."""
+        return super().collate(self.pairs.of_one_length(examples))
 
     def _kept(self, samples: int, generator: np.random.Generator) -> Arrays:
         """What the classifier's dropout keeps: in the batch, for each kind of device would draw something else."""

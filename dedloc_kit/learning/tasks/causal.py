@@ -1,11 +1,12 @@
 """Causal language modelling: a decoder of transformers tells each next token, in packed documents."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from dedloc_kit.experts.mixture import imbalance_of
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
+from dedloc_kit.learning.data.pairs import Arrays
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.families import DECODERS, softcap
 from dedloc_kit.learning.models.output_loss import output_loss
@@ -24,7 +26,7 @@ from dedloc_kit.learning.models.to_transformers import stock, why_not_stock
 from dedloc_kit.learning.models.with_experts import check_experts, give_experts
 from dedloc_kit.learning.task import Batch, Feature, StageTask, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
-from dedloc_kit.learning.tasks.text.common import evaluating, tensors
+from dedloc_kit.learning.tasks.text.common import dropping, evaluating, tensors
 from dedloc_kit.learning.tasks.text.continuation import Continuations
 from dedloc_kit.learning.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation
@@ -102,14 +104,14 @@ class Causal(PackedTask):
         return stock(model, self.run.experts, folder)
 
     def _why_undivided(self) -> str:
-        assert self.run.pipeline is not None
         if self.options.start:
             return "task.start is a whole model, from which stages cannot go on yet; remove one of them"
         if self.config().tie_word_embeddings:
             return "the first and the last stage cannot share a matrix; set task.model.tie_word_embeddings to false"
-        if dropping := self.dropping():
-            return dropping
-        cut, stages, shared = self.cut(), self.run.pipeline.stages, self.options.shared_layers
+        if drops := dropping(self.config().to_dict()):
+            return drops
+        stages = 1 if self.run.pipeline is None else self.run.pipeline.stages
+        cut, shared = self.cut(), self.options.shared_layers
         layers = cut.config.num_hidden_layers
         if isinstance(stages, int) and stages > (own := layers // shared):
             return f"the model has {own} layers with weights of their own; set pipeline.stages to at most that"
@@ -148,15 +150,12 @@ class Causal(PackedTask):
         # All parts of a run have its first weights, whichever id they go by.
         return Cut(config, shared, counts, f"{self.run.name}-{self.run.fingerprint}")
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        return map(self._batch, self.packs(items, microbatch))
-
-    def _batch(self, pack: Pack) -> Batch:
+    def arrays(self, pack: Pack, rng: np.random.Generator) -> Arrays:
         inputs, labels = pack.ids[:, :-1], pack.ids[:, 1:]
         if self.begin != self.end:  # what comes after an end is another document, of which nothing is known yet
             labels = labels.copy()
             labels[inputs == self.end] = IGNORED
-        return tensors({"input_ids": inputs, "position_ids": pack.positions, "labels": labels})
+        return {"input_ids": inputs, "position_ids": pack.positions, "labels": labels}
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
@@ -203,7 +202,8 @@ class Causal(PackedTask):
             held_out = self.held_out_packs()
             self._bytes = held_out.bytes
             self._continuations = Continuations(held_out.documents, self.tokenizer, self.begin, self.run.seed)
-            self._evaluation = [self._batch(pack) for pack in held_out.packs]
+            nothing_drawn = np.random.default_rng(0)
+            self._evaluation = [tensors(self.arrays(pack, nothing_drawn)) for pack in held_out.packs]
             self.held_out_hash = hash_of(self._evaluation)
         return self._evaluation
 

@@ -1,6 +1,5 @@
 """Masked language modelling without sentence order: an encoder of transformers, on packed documents."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,12 +53,8 @@ class Encoder(PackedTask):
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        generator = np.random.default_rng(seed_of(seed, "masks"))
-        return (tensors(self._masked(pack, generator)) for pack in self.packs(items, microbatch))
-
-    def _masked(self, pack: Pack, generator: np.random.Generator) -> Arrays:
-        masked, labels = self.masker.masked(pack.ids.astype(np.int32), generator)
+    def arrays(self, pack: Pack, rng: np.random.Generator) -> Arrays:
+        masked, labels = self.masker.masked(pack.ids.astype(np.int32), rng)
         return {"input_ids": masked, "position_ids": pack.positions, "labels": labels}
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
@@ -94,7 +89,7 @@ class Encoder(PackedTask):
         """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
         if not self._evaluation:
             generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
-            parts = [self._masked(pack, generator) for pack in self.held_out_packs().packs]
+            parts = [self.arrays(pack, generator) for pack in self.held_out_packs().packs]
             self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
             self._evaluation = [tensors(arrays) for arrays in parts]
             self.held_out_hash = hash_of(self._evaluation)

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.pairs import Arrays
 from dedloc_kit.learning.data.pictures.augmentation import (
     Crop,
     Crops,
@@ -36,7 +37,7 @@ from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
-from dedloc_kit.learning.task import Batch, Feature, ParamGroup, Task, prepared
+from dedloc_kit.learning.task import Batch, Example, Feature, ParamGroup, Task, prepared, rows
 from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
@@ -46,6 +47,8 @@ from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
+_TOGETHER = 8
+"""So many samples have their crops drawn together."""
 _EVALUATION_BATCH = 64
 _LOSS_SAMPLES = 256
 """The loss takes all crops of a sample, so it is measured on fewer."""
@@ -145,16 +148,17 @@ class Swav(Task):
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
         return encoded_images(source, shard, warn)
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        """Pictures, and what is to be cut from them: the same seed leads to the same crops on any device."""
-        generator = np.random.default_rng(seed_of(seed, "crops"))
-        return self._batches(decoded(iter(items), self.options.picture_size), microbatch, generator)
+    def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
+        """Pictures, and what is to be cut from them: the same numbers lead to the same crops on any device."""
+        pictures = decoded(iter(records), self.options.picture_size)
+        while some := [pixels for pixels, _ in islice(pictures, _TOGETHER)]:
+            for pixels, crops in zip(some, rows(self._drawn(len(some), rng)), strict=True):
+                yield {"pictures": pixels, **crops}
 
-    def _batches(
-        self, pictures: Iterator[Labelled], microbatch: int, generator: np.random.Generator
-    ) -> Iterator[Batch]:
-        while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
-            yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """The colours of a picture lie side by side in the memory, as they come."""
+        batch = super().collate(examples)
+        return {**batch, "pictures": batch["pictures"].permute(0, 3, 1, 2)}
 
     @property
     def _kinds(self) -> dict[str, Crops]:
@@ -162,10 +166,9 @@ class Swav(Task):
         kinds = {"large": self.options.large, "small": self.options.small}
         return {name: kind for name, kind in kinds.items() if kind is not None}
 
-    def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
+    def _drawn(self, samples: int, generator: np.random.Generator) -> Arrays:
         return {
-            name: torch.from_numpy(draw_crops(samples, kind, self.options.distortion, generator))
-            for name, kind in self._kinds.items()
+            name: draw_crops(samples, kind, self.options.distortion, generator) for name, kind in self._kinds.items()
         }
 
     def prepare(self, batch: Batch) -> Batch:
@@ -258,8 +261,8 @@ class Swav(Task):
         generator = np.random.default_rng(seed_of(self.run.seed, "evaluation crops"))
         some, total = pictures[:_LOSS_SAMPLES], 0.0
         for part in some.split(_EVALUATION_BATCH):
-            batch = {"pictures": part, **self._drawn(len(part), generator)}
-            embeddings, scores = self._views(model, prepared(self, batch, device))
+            crops = {name: torch.from_numpy(drawn) for name, drawn in self._drawn(len(part), generator).items()}
+            embeddings, scores = self._views(model, prepared(self, {"pictures": part, **crops}, device))
             assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
             total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
         return total / len(some)
@@ -267,9 +270,7 @@ class Swav(Task):
     def _evaluation_pictures(self) -> _HeldOut:
         """Kept in memory, in an order of their own."""
         if self._held_out is None:
-            source = self.run.data.evaluation
-            if source is None:
-                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+            source, _ = self.held_out()
             samples = list(islice(self._labelled(source), self.options.evaluation_samples))
             classes, labels = np.unique([str(label) for _, label in samples], return_inverse=True)
             if len(classes) < 2:

@@ -18,12 +18,11 @@ from torch import nn
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.output_loss import output_loss
 from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
-from dedloc_kit.learning.task import Batch, Feature, ParamGroup, Task, Usage
+from dedloc_kit.learning.task import Batch, Example, Feature, ParamGroup, Task, Usage
 from dedloc_kit.learning.tasks.drawing.generation import generate
 from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
@@ -71,12 +70,9 @@ class TextToImage(Task):
             {"params": rest, "weight_decay": 0.0},
         ]
 
-    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+    def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
         """Captions with their places filled up, some left out, and codes."""
-        samples, generator = iter(items), np.random.default_rng(seed_of(seed, "captions"))
-        while some := list(islice(samples, microbatch)):
-            told = generator.random(len(some)) >= self.options.unconditional
-            yield self._batch(some, told)
+        return (self._example(each, rng.random() >= self.options.unconditional) for each in records)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         assert isinstance(model, DrawingTransformer)
@@ -123,7 +119,8 @@ class TextToImage(Task):
 
     @cached_property
     def _pictures(self) -> PictureModel:
-        return load_picture_model(self.options.pictures)
+        with torch.random.fork_rng(devices=[]):  # its first weights are drawn
+            return load_picture_model(self.options.pictures)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """The pictures, uint8 [pictures, 3, size, size], of codes int64 [pictures, codes].
@@ -139,21 +136,19 @@ class TextToImage(Task):
     @cached_property
     def _held_out(self) -> HeldOut:
         """So many as `task.evaluation_samples` says, drawn from more: one class may follow the other in a file."""
-        source, wanted = self.run.data.evaluation, self.options.evaluation_samples
-        if source is None:
-            raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
-        found = list(islice(in_order(source, self.read, warn=_logger.warning), _DRAWN_FROM * wanted))
+        wanted = self.options.evaluation_samples
+        source, records = self.held_out()
+        found = list(islice(records, _DRAWN_FROM * wanted))
         order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(found))[:wanted]
         samples = [found[number] for number in order]
         if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
             raise UserError(f"{source.dataset} holds fewer than two different captions; choose other held-out data")
-        batch = self._batch(samples, [True] * len(samples))
+        batch = self.collate([self._example(sample, True) for sample in samples])
         return HeldOut(batch["captions"], batch["codes"])
 
-    def _batch(self, samples: list[Captioned], told: Iterable[Any]) -> Batch:
-        captions = [sample.caption.tolist() if has else [] for sample, has in zip(samples, told, strict=True)]
-        codes = np.stack([sample.codes for sample in samples]).astype(np.int64)
-        return {"captions": self.shape.padded(captions), "codes": torch.from_numpy(codes)}
+    def _example(self, sample: Captioned, told: bool) -> Example:
+        caption = self.shape.padded([sample.caption.tolist() if told else []])[0]
+        return {"captions": caption.numpy(), "codes": sample.codes.astype(np.int64)}
 
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Captioned]:
         if not source.tokenized:

@@ -1,7 +1,7 @@
 """What all tasks of text have in common: their settings, reading, parameter groups, and export."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -13,10 +13,9 @@ from pydantic import Field
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.sources.stream import texts
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.learning.data.text.token_shards import read_token_shard
 from dedloc_kit.learning.data.text.tokens import Document, DocumentTokenizer, vocabulary_hash
@@ -68,12 +67,8 @@ class TextTask(Task):
 
     def held_out(self) -> tuple[Source, Iterator[str | Document]]:
         """The run's held-out data, each text or tokenized document once, the same on every machine."""
-        source = self.run.data.evaluation
-        if source is None:
-            raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
-        if self.held_out_texts is not None:
-            return source, iter(self.held_out_texts)
-        return source, in_order(source, self.read, warn=_logger.warning)
+        source, records = super().held_out()
+        return source, records if self.held_out_texts is None else iter(self.held_out_texts)
 
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:
         if source.tokenized:
@@ -102,6 +97,14 @@ class TextTask(Task):
                 single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, begin)]
             )
         tokenizer.save_pretrained(folder)
+
+
+def dropping(model: Mapping[str, Any]) -> str:
+    """Which key of a model's configuration lets it drop something at random, with the fix; empty if none does."""
+    for key, value in model.items():
+        if "drop" in key and isinstance(value, int | float) and value:
+            return f"task.model.{key} is {value}, and each device drops others; set it to 0"
+    return ""
 
 
 @contextmanager

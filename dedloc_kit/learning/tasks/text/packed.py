@@ -1,10 +1,12 @@
 """What the tasks have in common that train a model of transformers, named in `run.toml`, on packed documents."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field, JsonValue, model_validator
 from torch import nn
@@ -12,6 +14,7 @@ from torch import nn
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import places_of
 from dedloc_kit.learning.data.packing import Pack, Packer
+from dedloc_kit.learning.data.pairs import Arrays
 from dedloc_kit.learning.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.special_tokens import bos_eos
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
@@ -19,8 +22,8 @@ from dedloc_kit.learning.models.families import Family
 from dedloc_kit.learning.models.init_from import Start
 from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
-from dedloc_kit.learning.task import Batch, Feature, VocabularyTransfer, create_task
-from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask
+from dedloc_kit.learning.task import Batch, Example, Feature, VocabularyTransfer, create_task, rows
+from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, dropping
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import TaskConfig
@@ -29,6 +32,8 @@ BITS_PER_BYTE = "bits per byte"
 """What a decoder takes of the held-out text: it compares between vocabularies."""
 _EVALUATION_TOKENS = 8192
 """At once."""
+_ROWS_TOGETHER, _TOKENS_TOGETHER = 64, 32_768
+"""At most so many samples are made together: a machine that takes one at a time waits for all of them."""
 
 
 class PackedOptions(TextOptions):
@@ -185,25 +190,24 @@ class PackedTask(TextTask):
         """What the loss takes in place of labels [rows, length]."""
         return places_of(labels)
 
-    def packs(self, items: Iterable[Any], microbatch: int) -> Iterator[Pack]:
-        """Texts and documents in packs of `microbatch` sequences, the last one of fewer."""
-        return self.packer.packs(self.texts.documents(items), microbatch)
+    @abstractmethod
+    def arrays(self, pack: Pack, rng: np.random.Generator) -> Arrays:
+        """The samples of a pack."""
 
-    def dropping(self) -> str:
-        """Which key of the model lets it drop something at random, with the fix; empty if none does."""
-        for key, value in self.config().to_dict().items():
-            if "drop" in key and isinstance(value, int | float) and value:
-                return f"task.model.{key} is {value}, and each device drops others; set it to 0"
-        return ""
+    def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
+        together = max(1, min(_ROWS_TOGETHER, _TOKENS_TOGETHER // self.options.sequence_length))
+        for pack in self.packer.packs(self.texts.documents(records), together):
+            yield from rows(self.arrays(pack, rng))
 
     def unsupported(self, feature: Feature) -> str:
         match feature:
             case "init_from":
                 return ""
             case "checks":
-                experts = [key for key in self.config().to_dict() if "expert" in key]
+                values = self.config().to_dict()
+                experts = [key for key in values if "expert" in key]
                 rounding = f"which expert a word goes to hangs on rounding (task.model.{experts[0]})" if experts else ""
-                return self.dropping() or (rounding and f"{rounding}; choose another architecture")
+                return dropping(values) or (rounding and f"{rounding}; choose another architecture")
         return super().unsupported(feature)
 
     def held_out_packs(self) -> HeldOut:
