@@ -21,6 +21,7 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.learning.models.init_from import fingerprint
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
@@ -57,7 +58,7 @@ def prepare(folder: Path, documents: Sequence[str]) -> None:
         for split, some in (("train", train), ("test", part[::HELD_OUT])):
             parquet.write_table(pyarrow.table({"text": some}), folder / half / f"{split}.parquet")
         sample = training_text(iter(train), CHARACTERS, 0, "bpe")
-        train_tokenizer(sample, VOCABULARY, folder / f"{half}-tokenizer", "bpe", "causal")
+        train_tokenizer(sample, VOCABULARY, folder / f"{half}-tokenizer", "bpe", CAUSAL)
 
 
 def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:

@@ -16,6 +16,7 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.resources import small_text
@@ -148,7 +149,7 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
 
 def published_model(texts: list[str], folder: Path) -> None:
     """A small decoder with a vocabulary of its own, as others have published it."""
-    train_tokenizer(iter(texts), 265, folder, "bpe", "causal")
+    train_tokenizer(iter(texts), 265, folder, "bpe", CAUSAL)
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = LlamaConfig(**small, vocab_size=len(load_tokenizer(str(folder))), max_position_embeddings=64)
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -18,6 +18,7 @@ from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.fertility import fertility
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.evaluate.dataset import Example
 from dedloc_kit.learning.evaluate.problems import Classification, Ner
@@ -29,8 +30,8 @@ SEEN = [*BENGALI, "Rivers [MASK] and seas <|endoftext|> [SEP] <s> </s> <mask>. A
 TOOL = "<tool>"
 
 
-def made(folder: Path, kind: Any, task: str) -> Any:
-    train_tokenizer(iter(SEEN * 3), 600, folder, kind, task)
+def made(folder: Path, kind: Any, special: dict[str, str]) -> Any:
+    train_tokenizer(iter(SEEN * 3), 600, folder, kind, special)
     tokenizer = load_tokenizer(str(folder))
     tokenizer.add_tokens([AddedToken(TOOL, normalized=False)])
     return tokenizer
@@ -82,10 +83,10 @@ def of_words() -> Any:
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("made")
     return {
-        "unigram": made(folder / "unigram", "unigram", "albert"),
-        "bytes": made(folder / "bytes", "unigram-bytes", "causal"),
-        "bpe": made(folder / "bpe", "bpe", "causal"),
-        "masked": made(folder / "masked", "bpe", "encoder"),
+        "unigram": made(folder / "unigram", "unigram", MASKED),
+        "bytes": made(folder / "bytes", "unigram-bytes", CAUSAL),
+        "bpe": made(folder / "bpe", "bpe", CAUSAL),
+        "masked": made(folder / "masked", "bpe", MASKED),
         "xlm": like_xlm_roberta(),
         "llama": like_llama(),
         "words": of_words(),

@@ -18,6 +18,7 @@ import dedloc_kit
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.model import tokenizer_of
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.evaluate.pretrained import Pretrained, as_folder
 from dedloc_kit.learning.models.families import DECODERS
@@ -96,7 +97,7 @@ def test_a_folder_with_code_runs_none(hub: LoopbackHub, tmp_path: Path, mark: Pa
 
 
 def test_code_beside_a_good_tokenizer_is_left_alone(tmp_path: Path, mark: Path) -> None:
-    train_tokenizer(iter(["the river runs to the sea, miles from here"] * 9), 300, tmp_path / "own", "bpe", "causal")
+    train_tokenizer(iter(["the river runs to the sea, miles from here"] * 9), 300, tmp_path / "own", "bpe", CAUSAL)
     values = json.loads((tmp_path / "own" / "tokenizer_config.json").read_text())
     values["auto_map"] = {"AutoTokenizer": [None, "own.Own"]}
     write(tmp_path / "own", {"tokenizer_config.json": json.dumps(values).encode(), "own.py": hostile(mark)["own.py"]})

@@ -65,10 +65,11 @@ def _with_text(run: RunConfig, dataset: str) -> RunConfig:
     return run.model_copy(update={"data": run.data.model_copy(update=data)})
 
 
-def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
+def prepare_tokenizer(run: RunConfig, characters: int | None = None, module: str | None = None) -> Path:
     """Train the tokenizer that the run names, on its training data; returns the folder.
 
     :param characters: how many to read; default: `dedloc_kit.learning.data.tokenizers.tokenizer.CHARACTERS`
+    :param module: as for `create_task`
     """
     from dedloc_kit.learning.data.sources.stream import documents
     from dedloc_kit.learning.data.tokenizers.tokenizer import (
@@ -77,18 +78,22 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
         train_tokenizer,
         training_text,
     )
+    from dedloc_kit.learning.task import task_class
 
     characters = characters or CHARACTERS
     folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
-    tokenization = tokenization_of(run.task)
+    task = task_class(run.task.name, module)
+    if not task.special_tokens:
+        raise UserError(f"the task '{run.task.name}' learns no tokens, so it needs no tokenizer")
+    tokenization = tokenization_of(run.task, task.tokenization)
     seed = seed_of(run.name, "tokenizer")
     with TrainingDisplay(characters) as display:
         # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
         texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
         read = display.watch(training_text(texts, characters, seed, tokenization))
-        tokens = train_tokenizer(read, vocabulary, folder, tokenization, run.task.name)
+        tokens = train_tokenizer(read, vocabulary, folder, tokenization, task.special_tokens)
         if tokens < vocabulary:
             display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
     return folder

@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.prompts import PromptTokenizer
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from tests.learning.data.texts import BENGALI
 
@@ -54,7 +55,7 @@ WORDS = ("<think>", "</think>", "<|assistant|>", "tea-time")
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("made") / "tokenizer"
-    train_tokenizer(iter([*BENGALI, "system user assistant\nim_start think"] * 2), 500, folder, "bpe", "causal")
+    train_tokenizer(iter([*BENGALI, "system user assistant\nim_start think"] * 2), 500, folder, "bpe", CAUSAL)
     made = load_tokenizer(str(folder))
     made.add_special_tokens({"additional_special_tokens": [*SPECIAL]})
     made.add_tokens([AddedToken(word, normalized=False) for word in WORDS])

@@ -10,6 +10,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import GoingOn, Rehearsed
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.check import check_mixture, compare_tokenizers, describe, describe_prediction
 from dedloc_kit.organizer.prediction import Prediction
@@ -113,7 +114,7 @@ def test_vocabularies_stand_side_by_side_on_the_held_out_text(
 ) -> None:
     (tmp_path / "test.txt").write_text("der Fluss\n", encoding="utf-8")
     for name, text in (("own", "der Fluss " * 50), ("other", "the river " * 50)):
-        train_tokenizer(iter([text]), 300, tmp_path / name, "bpe", "causal")
+        train_tokenizer(iter([text]), 300, tmp_path / name, "bpe", CAUSAL)
     source = {"dataset": str(tmp_path), "split": "test"}
     run = tiny_run(
         task={"name": "causal", "tokenizer": str(tmp_path / "own")}, data={"train": [source], "evaluation": source}

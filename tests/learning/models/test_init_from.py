@@ -23,6 +23,7 @@ from transformers.utils.hub import hf_api
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Left
 from dedloc_kit.hub import described
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed, fingerprint
 from dedloc_kit.learning.task import VocabularyTransfer, create_task
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, and beside it `published`: a decoder with a tokenizer, which has some rows more than tokens."""
     folder = tmp_path_factory.mktemp("run")
     texts = write_text(folder)
-    train_tokenizer((text.upper() for text in texts), 360, folder / "new", "bpe", "causal")
+    train_tokenizer((text.upper() for text in texts), 360, folder / "new", "bpe", CAUSAL)
     tokenizer = load_tokenizer(str(folder / "causal"))
     torch.manual_seed(7)
     # Values that neither transformers nor the task would take by themselves.
@@ -207,7 +208,7 @@ def test_an_encoder_may_go_on_too(folder: Path) -> None:
     task = create_task(run.model_copy(update={"task": TaskConfig(name="encoder", **options)}))
     assert isinstance(task, Encoder)
     assert task.evaluate(task.first_model()).loss == task.start_loss() == first.evaluate(model).loss
-    train_tokenizer(iter(["a river, a sea"] * 9), 300, folder / "words", "bpe", "encoder")
+    train_tokenizer(iter(["a river, a sea"] * 9), 300, folder / "words", "bpe", MASKED)
     renewed = create_task(
         run.model_copy(update={"task": TaskConfig(name="encoder", **options | {"tokenizer": str(folder / "words")})})
     )

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED
 from dedloc_kit.learning.data.tokenizers.spelling import spellings
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tokenizer, train_tokenizer
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
@@ -33,8 +34,10 @@ SMALL = {
 }
 
 
-def tokenizer_of(folder: Path, kind: Tokenization, task: str, texts: list[str], vocabulary: int = 500) -> Any:
-    train_tokenizer(iter(texts), vocabulary, folder, kind, task)
+def tokenizer_of(
+    folder: Path, kind: Tokenization, special: dict[str, str], texts: list[str], vocabulary: int = 500
+) -> Any:
+    train_tokenizer(iter(texts), vocabulary, folder, kind, special)
     return load_tokenizer(str(folder))
 
 
@@ -96,8 +99,8 @@ def test_models_that_differ_in_more_are_refused() -> None:
 
 
 def test_a_tokenizers_own_tokens_are_all_copied(tmp_path: Path) -> None:
-    for kind, task in (("unigram", "encoder"), ("bpe", "causal"), ("unigram-bytes", "causal")):
-        tokenizer = tokenizer_of(tmp_path / kind, kind, task, TEXTS)  # type: ignore[arg-type]
+    for kind, special in (("unigram", MASKED), ("bpe", CAUSAL), ("unigram-bytes", CAUSAL)):
+        tokenizer = tokenizer_of(tmp_path / kind, kind, special, TEXTS)  # type: ignore[arg-type]
         made = origins(tokenizer, tokenizer)
         assert [list(each) for each in made.parts] == [[number] for number in range(len(tokenizer))]
         assert (made.copied, made.averaged, made.drawn) == (len(tokenizer), 0, 0)
@@ -108,8 +111,8 @@ def test_a_tokenizers_own_tokens_are_all_copied(tmp_path: Path) -> None:
 def test_between_exact_tokenizers_every_text_is_spelled_exactly(
     tmp_path: Path, old_kind: Tokenization, new_kind: Tokenization
 ) -> None:
-    old = tokenizer_of(tmp_path / "old", old_kind, "causal", TEXTS)
-    new = tokenizer_of(tmp_path / "new", new_kind, "causal", LANGUAGES * 3, 600)
+    old = tokenizer_of(tmp_path / "old", old_kind, CAUSAL, TEXTS)
+    new = tokenizer_of(tmp_path / "new", new_kind, CAUSAL, LANGUAGES * 3, 600)
     made, spelled, old_spelled = origins(new, old), spellings(new), spellings(old)
     for parts, text in zip(made.parts, spelled, strict=True):
         if text is not None:
@@ -121,8 +124,8 @@ def test_between_exact_tokenizers_every_text_is_spelled_exactly(
 
 
 def test_a_text_is_taken_apart_as_the_old_tokenizer_would(tmp_path: Path) -> None:
-    old = tokenizer_of(tmp_path / "old", "bpe", "causal", TEXTS)
-    new = tokenizer_of(tmp_path / "new", "bpe", "causal", ["the riverside owners"] * 20, 300)
+    old = tokenizer_of(tmp_path / "old", "bpe", CAUSAL, TEXTS)
+    new = tokenizer_of(tmp_path / "new", "bpe", CAUSAL, ["the riverside owners"] * 20, 300)
     made = origins(new, old)
     for number, text in enumerate(spellings(new)):
         if text is not None and text.isascii():
@@ -183,8 +186,8 @@ def test_words_and_their_parts_find_each_other_in_other_ways_of_writing(tmp_path
         "##r": ["r"],
         "zz": [],
     }
-    cased = tokenizer_of(tmp_path / "cased", "bpe", "encoder", ["The RIVER river side"] * 9, 300)
-    lower = tokenizer_of(tmp_path / "lower", "unigram", "encoder", TEXTS, 200)
+    cased = tokenizer_of(tmp_path / "cased", "bpe", MASKED, ["The RIVER river side"] * 9, 300)
+    lower = tokenizer_of(tmp_path / "lower", "unigram", MASKED, TEXTS, 200)
     found = told(cased, lower)
     assert found["The"] == found["Ġthe"] if "Ġthe" in found else lower.tokenize("the")
     assert found["[CLS]"] == ["[CLS]"]

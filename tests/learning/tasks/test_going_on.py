@@ -9,6 +9,7 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
@@ -64,7 +65,7 @@ def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_eva
         (tmp_path / half).mkdir()
         for split, some in (("train", part[10:]), ("test", part[:10])):
             parquet.write_table(pyarrow.table({"text": some}), tmp_path / half / f"{split}.parquet")
-        train_tokenizer(iter(part[10:]), vocabulary, tmp_path / f"{half}-tokenizer", "bpe", "causal")
+        train_tokenizer(iter(part[10:]), vocabulary, tmp_path / f"{half}-tokenizer", "bpe", CAUSAL)
     before, after = task_of(tmp_path, "old"), task_of(tmp_path, "new")
     old = before.model()
     curve(before, old, 3 * STEPS)

@@ -14,13 +14,7 @@ CAUSAL = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDI
 """What a task needs that goes on writing. Padding is a token of its own: who fine-tunes the model must not take the end
 of a text for it, or the model never learns to end."""
 
-_CAUSAL_TASKS = {"causal", "text-to-image"}
 _SAME_USE = {"cls_token": "bos_token", "sep_token": "eos_token", "bos_token": "cls_token", "eos_token": "sep_token"}
-
-
-def needed_by(task: str) -> dict[str, str]:
-    """What a tokenizer for the task of this name needs."""
-    return CAUSAL if task in _CAUSAL_TASKS else MASKED
 
 
 def require(tokenizer: Any, names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
 from dedloc_kit.learning.data.tokenizers.bare import tokenizer_files
 from dedloc_kit.learning.data.tokenizers.lossless import byte_level_bpe, unigram_with_bytes
-from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, END_OF_TEXT, UNK, needed_by
+from dedloc_kit.learning.data.tokenizers.special_tokens import END_OF_TEXT, MASKED, UNK
 from dedloc_kit.learning.data.tokenizers.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.pretrained import CONFIG, TOKENIZER_FILES, load_pretrained
 from dedloc_kit.run.task import TaskConfig
@@ -20,8 +20,6 @@ from dedloc_kit.run.task import TaskConfig
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
 """`unigram`: sahajBERT's, lower-case, for masked tasks. `bpe`, byte pair encoding over bytes, and `unigram-bytes`,
 which falls back to bytes, change nothing: they are cased, know every character, and split digits one by one."""
-_BY_DEFAULT: Mapping[str, Tokenization] = {"albert": "unigram"}
-
 CHARACTERS = 50_000_000
 """What a tokenizer of 32,000 tokens is trained on by default."""
 _DIFFERENT_SHARE = 25
@@ -67,16 +65,20 @@ def training_text(
                 return
 
 
-def tokenization_of(task: TaskConfig) -> Tokenization:
-    """How a tokenizer for this task is made: as it says, else as sahajBERT's for ALBERT and with `bpe` for others."""
-    chosen = task.options.get("tokenization", _BY_DEFAULT.get(task.name, "bpe"))
+def tokenization_of(task: TaskConfig, default: Tokenization) -> Tokenization:
+    """How a tokenizer for this task is made, as the run says or by default; raises UserError if it cannot be."""
+    chosen = task.options.get("tokenization", default)
     if chosen not in (known := get_args(Tokenization)):
         raise UserError(f"task.tokenization is {chosen!r:.80}; choose one of: {', '.join(known)}")
     return cast(Tokenization, chosen)
 
 
 def train_tokenizer(
-    texts: Iterator[str], vocabulary: int, folder: Path, tokenization: Tokenization = "unigram", task: str = "albert"
+    texts: Iterator[str],
+    vocabulary: int,
+    folder: Path,
+    tokenization: Tokenization = "unigram",
+    special: Mapping[str, str] = MASKED,
 ) -> int:
     """Train a tokenizer and save it in a new folder; returns how many tokens it has.
 
@@ -95,15 +97,14 @@ def train_tokenizer(
 
     This is how texts are read (`text.plain`): called by itself, the tokenizer takes `[MASK]` in a text for its mask.
 
-    :param task: whose special tokens it is to have, see `special_tokens.needed_by`
+    :param special: which special tokens it is to have, such as `Task.special_tokens`
     Raises UserError if the folder exists already, the texts hold more different characters than the vocabulary has
     room for, or the kind does not suit the task.
     """
     from transformers import PreTrainedTokenizerFast
 
-    special = needed_by(task)
     if tokenization == "unigram":
-        if special is CAUSAL:
+        if "mask_token" not in special:
             raise UserError('task.tokenization "unigram" loses case and is for masked tasks; choose "bpe"')
         special = {**special, "unk_token": UNK}
     with new_folder(folder) as temporary:

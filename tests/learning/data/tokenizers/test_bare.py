@@ -9,15 +9,16 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.tokens import vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 TEXTS = ["a red dragon", "two blue swords, and a shield"] * 20
 
 
-@pytest.mark.parametrize("task", ["causal", "albert"])
-def test_it_has_the_tokens_of_the_one_of_transformers(tmp_path: Path, task: str) -> None:
+@pytest.mark.parametrize("special", [CAUSAL, MASKED], ids=["causal", "masked"])
+def test_it_has_the_tokens_of_the_one_of_transformers(tmp_path: Path, special: dict[str, str]) -> None:
     folder = tmp_path / "tokenizer"
-    train_tokenizer(iter(TEXTS), 300, folder, "bpe", task)
+    train_tokenizer(iter(TEXTS), 300, folder, "bpe", special)
     bare, full = BareTokenizer(str(folder)), load_tokenizer(str(folder))
     assert (bare.tokens, bare.vocabulary_hash) == (len(full), vocabulary_hash(full))
     text = "a Red dragon's   sword " * 300

@@ -21,19 +21,21 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import (
     train_tokenizer,
     training_text,
 )
+from dedloc_kit.learning.task import task_class
 from dedloc_kit.run.task import TaskConfig
 from tests.learning.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
-KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "encoder")]
+KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "masked")]
+SPECIAL = {"causal": CAUSAL, "masked": MASKED}
 VOCABULARY = 600
 SOME = [*TEXTS, *LANGUAGES * 3, "  def f(x):\n\n\treturn 12 * x  \r\n"]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=" ".join)
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    kind, task = request.param
+    kind, special = request.param
     folder = tmp_path_factory.mktemp("made") / "tokenizer"
-    assert VOCABULARY // 2 < train_tokenizer(iter(SOME), VOCABULARY, folder, kind, task) <= VOCABULARY
+    assert VOCABULARY // 2 < train_tokenizer(iter(SOME), VOCABULARY, folder, kind, SPECIAL[special]) <= VOCABULARY
     return load_tokenizer(str(folder))
 
 
@@ -96,21 +98,22 @@ def test_the_same_texts_give_the_same_files_in_every_process(tmp_path: Path) -> 
     code = """
 import sys
 from pathlib import Path
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 for kind in ("bpe", "unigram-bytes"):
-    train_tokenizer(iter(sys.argv[2:]), 500, Path(sys.argv[1]) / kind, kind, "causal")
+    train_tokenizer(iter(sys.argv[2:]), 500, Path(sys.argv[1]) / kind, kind, CAUSAL)
 """
     texts = [*TEXTS, *LANGUAGES[:4] * 2]
     subprocess.run([sys.executable, "-c", code, tmp_path / "there", *texts], check=True)
     for kind in ("bpe", "unigram-bytes"):
-        train_tokenizer(iter(texts), 500, tmp_path / "here" / kind, kind, "causal")
+        train_tokenizer(iter(texts), 500, tmp_path / "here" / kind, kind, CAUSAL)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             assert (tmp_path / "here" / kind / name).read_bytes() == (tmp_path / "there" / kind / name).read_bytes()
 
 
 def test_a_rare_character_gets_no_token_and_is_spelled_by_its_bytes(tmp_path: Path) -> None:
     train_tokenizer(
-        iter(["the river runs to the sea " * 20] * 40 + ["中"]), 400, tmp_path / "t", "unigram-bytes", "causal"
+        iter(["the river runs to the sea " * 20] * 40 + ["中"]), 400, tmp_path / "t", "unigram-bytes", CAUSAL
     )
     tokenizer = load_tokenizer(str(tmp_path / "t"))
     assert tokenizer.tokenize("中") == [BYTES[byte] for byte in "中".encode()]
@@ -132,7 +135,7 @@ def test_long_lines_without_spaces_give_a_bounded_sample_whatever_the_kind() -> 
 
 
 def test_documents_keep_their_spaces(tmp_path: Path) -> None:
-    train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "bpe", "encoder")
+    train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "bpe", MASKED)
     tokenizer = load_tokenizer(str(tmp_path / "t"))
     [document] = DocumentTokenizer(tokenizer, "en").documents(["The river  runs. To the sea."])
     assert tokenizer.decode(document.ids[: document.ends[0]]) == "The river  runs."
@@ -140,15 +143,15 @@ def test_documents_keep_their_spaces(tmp_path: Path) -> None:
 
 def test_vocabularies_and_kinds_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.vocabulary must be more than 258"):
-        train_tokenizer(iter(TEXTS), 200, tmp_path / "t", "unigram-bytes", "causal")
+        train_tokenizer(iter(TEXTS), 200, tmp_path / "t", "unigram-bytes", CAUSAL)
     with pytest.raises(UserError, match='choose "bpe"'):
-        train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "unigram", "causal")
+        train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "unigram", CAUSAL)
     with pytest.raises(UserError, match="no text"):
-        train_tokenizer(iter([]), 400, tmp_path / "t", "bpe", "causal")
+        train_tokenizer(iter([]), 400, tmp_path / "t", "bpe", CAUSAL)
     with pytest.raises(UserError, match="no text"):
-        train_tokenizer(iter([]), 400, tmp_path / "t", "unigram-bytes", "causal")
+        train_tokenizer(iter([]), 400, tmp_path / "t", "unigram-bytes", CAUSAL)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"task\.tokenization is 'word'; choose one of: unigram, bpe, unigram-bytes"):
-        tokenization_of(TaskConfig.model_validate({"name": "causal", "tokenization": "word"}))
-    assert tokenization_of(TaskConfig(name="causal")) == "bpe"
-    assert tokenization_of(TaskConfig(name="albert")) == "unigram"
+        tokenization_of(TaskConfig.model_validate({"name": "causal", "tokenization": "word"}), "bpe")
+    assert tokenization_of(TaskConfig(name="causal"), task_class("causal").tokenization) == "bpe"
+    assert tokenization_of(TaskConfig(name="albert"), task_class("albert").tokenization) == "unigram"

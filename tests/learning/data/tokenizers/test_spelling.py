@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
 from dedloc_kit.learning.data.tokenizers.spelling import spellings
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tokenizer, train_tokenizer
 from tests.learning.data.tokenizers.test_tokenizer import TEXTS
@@ -13,7 +14,7 @@ from tests.learning.data.tokenizers.test_tokenizer import TEXTS
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "unigram-bytes"])
 def test_the_tokens_of_a_text_spell_it_one_after_the_other(kind: Tokenization, tmp_path: Path) -> None:
-    train_tokenizer(iter(TEXTS), 400, tmp_path / "t", kind, "encoder")
+    train_tokenizer(iter(TEXTS), 400, tmp_path / "t", kind, MASKED)
     tokenizer = load_tokenizer(str(tmp_path / "t"))
     spelled, text = spellings(tokenizer), " the river runs, 12 miles ভালোবাসি 中\ufe0f"
     if kind == "unigram":
