@@ -65,6 +65,7 @@ _TASKS = {
     "albert": "dedloc_kit.learning.tasks.albert:Albert",
     "causal": "dedloc_kit.learning.tasks.causal:Causal",
     "encoder": "dedloc_kit.learning.tasks.encoder:Encoder",
+    "span-corruption": "dedloc_kit.learning.tasks.span_corruption:SpanCorruption",
     "swav": "dedloc_kit.learning.tasks.swav:Swav",
     "text-to-image": "dedloc_kit.learning.tasks.text_to_image:TextToImage",
 }

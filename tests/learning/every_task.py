@@ -5,11 +5,13 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.task import TaskConfig
 from tests.learning.tasks import swav_run, text_to_image_run
 from tests.pictures import striped
 from tests.text_runs import text_run, write_text
 
-TASKS = ("albert", "causal", "causal with two edges", "encoder", "swav", "text-to-image")
+TASKS = ("albert", "causal", "causal with two edges", "encoder", "span-corruption", "swav", "text-to-image")
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
 
 
 def write_data(folder: Path) -> None:
@@ -30,6 +32,10 @@ def run_of(name: str, folder: Path) -> RunConfig:
         return text_to_image_run.run_of(folder)
     if name == "albert":
         return text_run(folder, name, model={"embedding_size": 16, "max_position_embeddings": 64})
+    if name == "span-corruption":
+        options = {"tokenizer": str(folder / "edged"), "sequence_length": 32, "evaluation_samples": 20, "model": T5}
+        task = TaskConfig.model_validate({"name": name, **options})
+        return text_run(folder, "causal").model_copy(update={"task": task})
     if name == "causal with two edges":
         # Its documents end with a token after which nothing is told.
         return text_run(folder, "causal", tokenizer=str(folder / "edged"))
