@@ -36,7 +36,7 @@ def bos_eos(tokenizer: Any, special: Mapping[str, str]) -> tuple[int, int]:
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None:
         raise UserError(
-            "the tokenizer has no eos_token, which ends documents; make one with: dedloc tokenizer RUN.toml"
+            "the tokenizer has no eos_token, which ends documents; make one with: dedloc prepare tokenizer RUN.toml"
         )
     return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end, end
 
