@@ -1,6 +1,6 @@
 """Make a small picture model for a run that is tried with pictures of its own, where no published one suits.
 
-    python -m benchmarks.picture_model recipes/text-to-image/run.toml --overrides recipes/text-to-image/smoke.toml
+    python -m benchmarks.lib.make_picture_model RUN.toml --overrides SMALL.toml
 
 writes the folder that `task.pictures.model` names, for codes as `[task.pictures]` says, from the pictures of
 `images.sources`. `dedloc prepare images RUN.toml` then tells what it makes of pictures that it has not seen. For the
