@@ -26,6 +26,7 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_
 from dedloc_kit.learning.models.init_from import fingerprint
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.resources import small_text
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -68,7 +69,7 @@ def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:
     """
     embeddings = model.get_input_embeddings().weight
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    batches = task.batches(BATCH, 0, print)
+    batches = batches_of(task.run, task, BATCH, 0, print)
     found = [task.evaluate(model).metrics["bits per byte"]]
     for step in range(steps):
         task.loss(model, task.prepare(next(batches)), step).backward()

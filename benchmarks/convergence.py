@@ -39,6 +39,7 @@ from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
@@ -208,7 +209,7 @@ def measure(run: RunConfig, names: Sequence[str], seed: int, state: str = "float
     :param state: `8bit` for all of them once more, with such an optimizer state
     """
     task = create_task(run)
-    streams = [task.batches(MICROBATCH, seed_of(run.run_id, "peer", peer), print) for peer in range(PEERS)]
+    streams = [batches_of(run, task, MICROBATCH, seed_of(run.run_id, "peer", peer), print) for peer in range(PEERS)]
     steps = list(islice(zip(*streams, strict=True), run.optimizer.total_steps))
     results = []
     for kept, name in product(dict.fromkeys(("float32", state)), names):
@@ -229,7 +230,7 @@ def measure_all(runs: Mapping[int, RunConfig], arguments: argparse.Namespace) ->
 def measure_pipelined(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
     """Train every variant in stages from the same weights on the same batches."""
     task = create_task(run)
-    batches = task.batches(pipelined.MICROBATCH, seed_of(run.run_id, "peer", 0), print)
+    batches = batches_of(run, task, pipelined.MICROBATCH, seed_of(run.run_id, "peer", 0), print)
     steps = [list(islice(batches, pipelined.MICROBATCHES)) for _ in range(run.optimizer.total_steps)]
     results = []
     for name in names:

@@ -41,6 +41,7 @@ from dedloc_kit.learning.data.text.token_shards import write_token_shards
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
@@ -74,8 +75,8 @@ def pairs(options: argparse.Namespace) -> int:
         token_task = Albert(_run(folder, [Source(dataset=str(folder / "tokens"), tokenized=True)], options))
         ways: dict[str, Callable[[], Batches]] = {
             "original": lambda: _original(original_task, documents, options.microbatch),
-            "from text": lambda: text_task.batches(options.microbatch, 0, print),
-            "from tokens": lambda: token_task.batches(options.microbatch, 0, print),
+            "from text": lambda: batches_of(text_task.run, text_task, options.microbatch, 0, print),
+            "from tokens": lambda: batches_of(token_task.run, token_task, options.microbatch, 0, print),
         }
         results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
         bare: list[float] = []

@@ -48,6 +48,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.run.config import RunConfig
@@ -124,7 +125,7 @@ def learn(run: RunConfig, way: str, steps: int) -> Learned:
     task = create_task(run)
     loop = PlainLoop(run, task)
     # One seed for all ways, whatever the runs are called.
-    batches = task.batches(MICROBATCH, seed_of("benchmark", run.seed), print)
+    batches = batches_of(run, task, MICROBATCH, seed_of("benchmark", run.seed), print)
     began, counted, before, simulated_seconds = time.process_time(), None, _nothing, None
     with ExitStack() as stack:
         if loop.bank is not None:

@@ -21,6 +21,7 @@ import torch
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
 from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
@@ -154,7 +155,9 @@ def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.N
     optimizer = build_optimizer(settings, task.groups(model))
     # Samples that follow each other are often of one document: from one place of the data alone they teach less.
     seeds = [seed_of(run.run_id, "plain", volunteer) for volunteer in range(options.volunteers)]
-    batches = chain.from_iterable(zip(*(task.batches(options.microbatch, seed, print) for seed in seeds), strict=True))
+    batches = chain.from_iterable(
+        zip(*(batches_of(run, task, options.microbatch, seed, print) for seed in seeds), strict=True)
+    )
     found = {0: task.evaluate(model)}
     evaluating, began = 0.0, time.monotonic()
     for step, wanted in enumerate(samples):

@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.computing.card import Batch, Card
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat_model import FlatModel
@@ -86,13 +87,13 @@ def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> t
     device = torch.device(options.device)
     ready = [
         {key: values.to(device) for key, values in batch.items()}
-        for batch in islice(task.batches(options.microbatch, 0, print), _READY)
+        for batch in islice(batches_of(task.run, task, options.microbatch, 0, print), _READY)
     ]
     bare_model = copy.deepcopy(model)  # it sets gradients to None, and ours are part of a vector
     bare = _bare(name, bare_model, half_precision(device))
     steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model, device), "bare": bare}
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
-    with Prefetch(task.batches(options.microbatch, 1, print), size=4) as batches:
+    with Prefetch(batches_of(task.run, task, options.microbatch, 1, print), size=4) as batches:
         for _ in range(options.repeats):
             for loop, source in (("ours", batches), ("bare", cycle(ready))):
                 for _ in range(3):

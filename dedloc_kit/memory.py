@@ -34,6 +34,21 @@ class Taken(Record):
     """What each peer brought, those who brought nothing left out."""
 
 
+class ReadUpTo(Record):
+    """Where a peer goes on in its data."""
+
+    block: Count = 0
+    sample: Count = 0
+    """Of the block; those before it have been used."""
+
+
+class DataRead(Record):
+    """What a peer has read of the run's data, and of that for the end of the run."""
+
+    usual: ReadUpTo | None = None
+    last: ReadUpTo | None = None
+
+
 class SwarmMemory(Record):
     """Kept in a peer's folder as `swarm.json`."""
 
@@ -47,6 +62,8 @@ class SwarmMemory(Record):
     taken: Taken = Taken()
     parts: tuple[Taken, ...] = Field(default=(), max_length=_MAX_PARTS, strict=False)
     """The same of each stage, of the coordinator of a pipeline."""
+    read: DataRead = DataRead()
+    """Of the data of this run and peer."""
 
 
 class Memory:
@@ -57,33 +74,59 @@ class Memory:
         before = recall(folder, run_id)
         self._folder, self._run_id, self._peer, self._port = folder, run_id, peer, port or before.port
         self._before, self._taken = before.peers, before.taken
+        self._read = data_read(folder, run_id, peer)
         self._newest: SwarmMemory | None = None
 
     def update(
-        self, seen: Mapping[str, Sequence[str]], taken: Taken | None = None, parts: tuple[Taken, ...] = ()
+        self,
+        seen: Mapping[str, Sequence[str]],
+        taken: Taken | None = None,
+        parts: tuple[Taken, ...] = (),
+        read: DataRead | None = None,
+        at_once: bool = False,
     ) -> None:
         """Remember who is there now, by peer id with the addresses that each names, besides those of earlier.
 
         :param taken: this peer's last step; none if it takes none, or has not yet
         :param parts: the same of each stage
+        :param read: of the data; none if it reads none. Another sample of the same block alone is no reason to write
+        :param at_once: whether it is
         Raises OSError if the folder cannot be written; not again until something changes.
         """
         # An address that names somebody else is worth nothing.
         now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
         peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MAX_ADDRESSES]
-        self._taken = taken or self._taken
+        self._taken, self._read = taken or self._taken, read or self._read
         memory = SwarmMemory(
-            run_id=self._run_id, peer=self._peer, port=self._port, peers=peers, taken=self._taken, parts=parts
+            run_id=self._run_id,
+            peer=self._peer,
+            port=self._port,
+            peers=peers,
+            taken=self._taken,
+            parts=parts,
+            read=self._read,
         )
-        if memory != self._newest:
+        if self._newest is None or memory != (self._newest if at_once else _as_far_as(self._newest, memory.read)):
             self._before, self._newest = peers, memory
             remember(self._folder, memory)
+
+
+def _as_far_as(memory: SwarmMemory, read: DataRead) -> SwarmMemory:
+    """The same with other samples of the same blocks."""
+    blocks = [(each.usual and each.usual.block, each.last and each.last.block) for each in (memory.read, read)]
+    return memory.model_copy(update={"read": read}) if blocks[0] == blocks[1] else memory
 
 
 def recall(folder: Path, run_id: str) -> SwarmMemory:
     """What this folder remembers of the run; nothing if there is no such thing, for a peer can start without."""
     memory = _read(folder)
     return memory if memory.run_id == run_id else SwarmMemory()
+
+
+def data_read(folder: Path, run_id: str, peer: str) -> DataRead:
+    """What this peer has read of the run's data, as far as the folder remembers it. Another peer's data is another."""
+    memory = recall(folder, run_id)
+    return memory.read if memory.peer == peer else DataRead()
 
 
 def own_id(folder: Path) -> str:

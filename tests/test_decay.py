@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.events import Left, Peers, State, Warned
-from dedloc_kit.learning.tasks.mixtures import task_on
+from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.records.orders import Decay
@@ -55,8 +55,7 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     model = task.model()
     optimizer = build_optimizer(settings, task.groups(model))
     usual, last = (
-        next(each.batches(run.global_batch, 0, pytest.fail))
-        for each in (task, task_on(run, run.data.decay, "tests.tiny"))
+        next(each.batches(run.global_batch, 0, pytest.fail)) for each in (task, TinyTask(run_on(run, run.data.decay)))
     )
     mixed = decay.start if mixed is None else mixed
     for step in range(decay.end):

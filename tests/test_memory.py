@@ -6,9 +6,12 @@ import pytest
 
 from dedloc_kit.memory import (
     MAX_PEERS,
+    DataRead,
     Memory,
+    ReadUpTo,
     SwarmMemory,
     Taken,
+    data_read,
     initial_peers,
     of_first_peers,
     own_id,
@@ -141,3 +144,29 @@ def test_who_brought_the_last_step_is_remembered_and_stays_so_where_nothing_new_
     Memory(tmp_path, RUN, "QmMe", port=1).update({})
     assert recall(tmp_path, RUN).taken == taken
     assert recall(tmp_path, "other-0123456789abcdef").taken == Taken()
+
+
+def test_where_the_data_was_read_to_is_remembered_for_this_run_and_peer_alone(tmp_path: Path) -> None:
+    read = DataRead(usual=ReadUpTo(block=7, sample=40), last=ReadUpTo(block=2**32, sample=3))
+    Memory(tmp_path, RUN, "QmMe", port=1).update({}, read=read)
+    assert data_read(tmp_path, RUN, "QmMe") == read
+    assert data_read(tmp_path, RUN, "QmOther") == data_read(tmp_path, "other", "QmMe") == DataRead()
+    Memory(tmp_path, RUN, "QmMe", port=1).update({"A": [address("A")]})
+    assert data_read(tmp_path, RUN, "QmMe") == read, "also by a session that reads nothing"
+    Memory(tmp_path, RUN, "QmOther", port=1).update({})
+    assert data_read(tmp_path, RUN, "QmMe") == DataRead()
+    (tmp_path / "swarm.json").write_text('{"run_id": "' + RUN + '", "read": {"usual": {"block": -1}}}')
+    assert data_read(tmp_path, RUN, "") == DataRead()
+
+
+def test_another_sample_of_the_same_block_alone_is_written_only_at_once(tmp_path: Path) -> None:
+    memory = Memory(tmp_path, RUN, "QmMe", port=1)
+
+    def after(block: int, sample: int, at_once: bool = False) -> ReadUpTo | None:
+        memory.update({}, read=DataRead(usual=ReadUpTo(block=block, sample=sample)), at_once=at_once)
+        return data_read(tmp_path, RUN, "QmMe").usual
+
+    assert after(0, 8) == ReadUpTo(block=0, sample=8)
+    assert after(0, 16) == ReadUpTo(block=0, sample=8)
+    assert after(1, 0) == ReadUpTo(block=1, sample=0)
+    assert after(1, 8, at_once=True) == ReadUpTo(block=1, sample=8)

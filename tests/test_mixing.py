@@ -14,11 +14,12 @@ from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
 from dedloc_kit.experts.calls import ExpertName, Experts, Microbatch, current_microbatch
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.mixing import HostNews, Mixing
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
+from tests.batches import batches_from
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import TOKENS, mixed_run
 
@@ -187,9 +188,7 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> Pla
     task = create_task(run, TASKS)
     loop = PlainLoop(run, task)
     batches = {
-        peer.joined.peer: task.batches(
-            peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), print
-        )
+        peer.joined.peer: batches_from(task, peer.config.microbatch, seed_for(run, peer.joined.peer), print)
         for peer in volunteers
     }
     sizes = {peer.joined.peer: peer.config.microbatch for peer in volunteers}

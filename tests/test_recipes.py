@@ -27,6 +27,7 @@ from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.task import Source
+from tests.batches import batches_from
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
 TEXT = "the river runs to the sea, and it runs by day and by night. " * 4
@@ -159,7 +160,7 @@ def test_the_small_form_of_the_recipe_with_experts_learns(tmp_path: Path) -> Non
     )
     task = create_task(run)
     loop = PlainLoop(run, task)
-    losses = [loop.take([batch]) for batch in islice(task.batches(8, 0, print), 8)]
+    losses = [loop.take([batch]) for batch in islice(batches_from(task, 8, 0, print), 8)]
     assert min(losses[-2:]) < losses[0] - 0.3
 
 
@@ -191,7 +192,7 @@ def learned(run: RunConfig) -> list[float]:
     model = task.first_model()
     optimizer = build_optimizer(run.optimizer, task.groups(model))
     losses = []
-    for batch in islice(task.batches(8, 0, print), 8):
+    for batch in islice(batches_from(task, 8, 0, print), 8):
         loss = task.loss(model, task.prepare(batch), 0)
         loss.backward()
         for group in optimizer.param_groups:

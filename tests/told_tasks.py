@@ -2,31 +2,38 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.tasks.encoder import Encoder
 from tests.tiny import wait_for_start
 
 
-def _told(batches: Iterator[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """All of them, each after a pause."""
-    wait_for_start()
-    for batch in batches:
-        time.sleep(float(os.environ.get("TINY_PAUSE", "0")))
-        yield batch
+def _pause() -> None:
+    time.sleep(float(os.environ.get("TINY_PAUSE", "0")))
 
 
 class ToldCausal(Causal):
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
-        return _told(super().batches(microbatch, seed, warn))
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[dict[str, Tensor]]:
+        wait_for_start()
+        yield from super().batches_of(items, microbatch, seed)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        _pause()
+        return super().loss(model, batch, step)
 
 
 class ToldEncoder(Encoder):
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
-        return _told(super().batches(microbatch, seed, warn))
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[dict[str, Tensor]]:
+        wait_for_start()
+        yield from super().batches_of(items, microbatch, seed)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        _pause()
+        return super().loss(model, batch, step)
 
 
 TASKS = {"told-causal": ToldCausal, "told-encoder": ToldEncoder}

@@ -24,6 +24,7 @@ from hivemind.compression import Float16Compression
 
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
@@ -140,7 +141,7 @@ def _batches(role: Role, run: RunConfig, task: Task, microbatch: int) -> Iterato
     """Batches until the role is to leave; tells that the peer is ready before the first."""
     role.tell("joined", addresses=[])
     seed = seed_of(run.run_id, os.getpid())
-    with Prefetch(task.batches(microbatch, seed, print), size=4) as batches:
+    with Prefetch(batches_of(run, task, microbatch, seed, print), size=4) as batches:
         while not role.stop.is_set():
             yield next(batches)
 

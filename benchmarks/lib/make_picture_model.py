@@ -15,7 +15,7 @@ from benchmarks.lib.picture_training import Training, architecture_of, train
 from dedloc_kit.learning.data.folder import new_folder
 from dedloc_kit.learning.data.pictures.captioned import captioned
 from dedloc_kit.learning.data.pictures.images import each_decoded
-from dedloc_kit.learning.data.sources.stream import mixture
+from dedloc_kit.learning.data.sources.stream import shuffled
 from dedloc_kit.learning.models.picture_model.files import pictures_of
 from dedloc_kit.learning.models.picture_model.loading import save
 from dedloc_kit.learning.models.picture_model.settings import load_images
@@ -31,8 +31,8 @@ def main() -> None:
     architecture = architecture_of(pictures, training)
     read = captioned(images.sources, images, False, Counter())
     sources = [each.source for each in images.sources]
-    seed, buffer = seed_of(run.name, "pictures"), run.data.shuffle_buffer
-    files = mixture(sources, read, seed=seed, shuffle_buffer=buffer, warn=print)
+    seed = seed_of(run.name, "pictures")
+    files = shuffled(sources, read, seed=seed, warn=print)
     pixels = (pixels for pixels, _ in each_decoded(files, pictures.size, on_white=True))
     with new_folder(Path(pictures.model)) as temporary:
         save(train(architecture, training, pixels, seed_of(run.name, "picture model")), architecture, temporary)

@@ -3,9 +3,9 @@
 from functools import lru_cache
 from itertools import islice
 
+from dedloc_kit.learning.data.sampler import Origin
 from dedloc_kit.learning.task import Batch, Task
-from dedloc_kit.learning.tasks.in_blocks import Origin, origin_of
-from dedloc_kit.learning.tasks.mixtures import in_blocks
+from dedloc_kit.learning.tasks.batches import Batches, origin_of
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.trust.pledge import Work
@@ -18,7 +18,7 @@ class NamedData:
     """
 
     def __init__(self, run: RunConfig, task: Task, peers: int, microbatch: int) -> None:
-        self._each = [in_blocks(run, task, seed_of(run.run_id, "peer", peer), print) for peer in range(peers)]
+        self._each = [Batches(run, task, seed_of(run.run_id, "peer", peer), print) for peer in range(peers)]
         streams = [each.batches(microbatch) for each in self._each]
         self.steps: list[tuple[Batch, ...]] = list(islice(zip(*streams, strict=True), run.optimizer.total_steps))
         """Of each step, one for each peer."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.learning.data.sources.stream import in_order, texts
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, sources_toml
@@ -37,8 +38,8 @@ def packed(options: argparse.Namespace) -> int:
         ways: dict[str, Callable[[], Iterator[Any]]] = {
             "usual": lambda: _usual(tokenizer, documents, options),
             # Each time a new task: it has no word in its memory yet.
-            "from text": lambda: Causal(text_run).batches(options.microbatch, 0, print),
-            "from tokens": lambda: Causal(token_run).batches(options.microbatch, 0, print),
+            "from text": lambda: batches_of(text_run, Causal(text_run), options.microbatch, 0, print),
+            "from tokens": lambda: batches_of(token_run, Causal(token_run), options.microbatch, 0, print),
         }
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(options.repeats):

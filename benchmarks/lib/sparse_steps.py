@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.lib.learner import Learner
 from dedloc_kit.learning.task import Batch, create_task
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.run.config import RunConfig
@@ -207,7 +208,7 @@ def measure(settings: Settings, names: Sequence[str], workers: Sequence[int]) ->
     """Train in every way from the same weights on the same batches: AdamW alone first, then as many workers as each."""
     run = settings.run("adamw")
     task = create_task(run)
-    steps = list(islice(task.batches(settings.samples, seed_of(run.run_id, "text"), print), settings.steps))
+    steps = list(islice(batches_of(run, task, settings.samples, seed_of(run.run_id, "text"), print), settings.steps))
     results = []
     for name, count in [("AdamW alone", 1), *product(names, workers)]:
         local = LOCAL.get(name, EXACT)

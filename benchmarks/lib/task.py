@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,9 @@ class WatchedAlbert(Albert):
         super().__init__(run)
         self._device = Device()
 
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
-        yield from super().batches(microbatch, seed, warn)
+        yield from super().batches_of(items, microbatch, seed)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         self._device.begin()

@@ -26,6 +26,7 @@ from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.computing.device import pick_devices, usable_devices
 from dedloc_kit.learning.train.state.checkpoint import load
 from dedloc_kit.ledger import Conviction
@@ -98,7 +99,7 @@ def coordinator(
         role = _Role(run, peer, me, done, emit, auditing)
         try:
             # Data that volunteers could not read is better known now.
-            next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
+            next(batches_of(run, me.task, 1, seed_of(run.run_id, "check"), _log.warning))
             role.resume()
             role.host(memory.peers)
             me.optimizer.begin()

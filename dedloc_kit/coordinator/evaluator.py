@@ -196,7 +196,7 @@ class Evaluator:
     def _losses(self, model: torch.nn.Module) -> tuple[float, float]:
         """Its loss on data to train on, and that of the untrained model."""
         seed = seed_of(self._run.run_id, "check")
-        loss = partial(training_loss, self._task, seed=seed, warn=_log.warning)
+        loss = partial(training_loss, self._run, self._task, seed=seed, warn=_log.warning)
         untrained = self._computed(loss, self._task.model())
         return self._computed(loss, model), untrained
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -74,6 +74,15 @@ Options = TypeVar("Options", bound=Section)
 _logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class OwnSamples(Protocol):
+    """A task that needs no data: it makes its samples itself."""
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
+        ...
+
+
 class Task(ABC):
     """What a run learns, made from the run's configuration alone, so that all peers have the same.
 
@@ -119,16 +128,8 @@ class Task(ABC):
             {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
         ]
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
-        from dedloc_kit.learning.data.sources.stream import mixture
-
-        data = self.run.data
-        records = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        return self.batches_of(records, microbatch, seed)
-
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Any]:
-        """The records of a shard, as `data.sources.stream.Reader`; texts, unless a task reads something else."""
+        """The records of a shard, as `data.sources.shards.Reader`; texts, unless a task reads something else."""
         from dedloc_kit.learning.data.sources.stream import texts
 
         return texts(source, shard, warn)
@@ -155,7 +156,7 @@ class Task(ABC):
         return batch
 
     def batches_of(self, records: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
-        """Batches of `microbatch` samples, the last one of fewer; `seed` decides what is drawn."""
+        """A block's records as batches of `microbatch` samples, the last one of fewer; `seed` decides what is drawn."""
         import numpy as np
 
         examples = self.examples(records, np.random.default_rng(seed_of(seed, "examples")))

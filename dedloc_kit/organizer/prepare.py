@@ -90,8 +90,7 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None, module: str
     tokenization = tokenization_of(run.task, task.tokenization)
     seed = seed_of(run.name, "tokenizer")
     with TrainingDisplay(characters) as display:
-        # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
-        texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
+        texts = documents(run.data.train, seed=seed, warn=display.line)
         read = display.watch(training_text(texts, characters, seed, tokenization))
         tokens = train_tokenizer(read, vocabulary, folder, tokenization, task.special_tokens)
         if tokens < vocabulary:

@@ -11,7 +11,7 @@ from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.learning.data.sources.losses import Loss, Losses
-from dedloc_kit.memory import Memory
+from dedloc_kit.memory import DataRead, Memory
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
@@ -194,9 +194,12 @@ class Twin:
             self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
 
 
-def remember(memory: Memory, me: SwarmPeer) -> None:
-    """Keep who can be reached, so that this peer can join again through any of them."""
+def remember(memory: Memory, me: SwarmPeer, read: DataRead | None = None, at_once: bool = False) -> None:
+    """Keep who can be reached, so that this peer can join again through any of them, and what it has read.
+
+    :param at_once: to the last sample
+    """
     try:
-        memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
+        memory.update(me.reachable(), me.optimizer.tracker.belief.taken, read=read, at_once=at_once)
     except OSError as error:
         _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)

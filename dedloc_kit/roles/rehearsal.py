@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +27,7 @@ from dedloc_kit.learning.data.survey import survey
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed
 from dedloc_kit.learning.task import Batch, Task, create_task, prepared
-from dedloc_kit.learning.tasks.mixtures import batches_of, run_on
+from dedloc_kit.learning.tasks.batches import batches_of, run_on
 from dedloc_kit.learning.tasks.text.common import TextTask
 from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import (
@@ -52,6 +51,7 @@ from dedloc_kit.run.places import volunteers_read
 from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source, TaskConfig
+from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _BATCHES = 4
@@ -213,10 +213,11 @@ def _read_sources(
             )
         if not surveyed.faults:
             try:
-                alone = run_on(run, (source,), shuffle_buffer=1)
+                alone = run_on(run, (source,))
+                if held_out:  # nobody makes it again from its name
+                    alone = alone.model_copy(update={"trust": TrustConfig()})
                 own = create_task(alone, peer.task_module)
-                as_learned = own.batches if held_out else partial(batches_of, alone, own)
-                _describe_samples(run, as_learned(_FEW, 0, lambda _: None), source, emit, surveyed.odd)
+                _describe_samples(run, batches_of(alone, own, _FEW, 0, lambda _: None), source, emit, surveyed.odd)
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:

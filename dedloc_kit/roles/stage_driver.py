@@ -4,6 +4,7 @@ It holds no parameter, takes no step and averages nothing. Which step the stages
 what the organizer wants, and that a run is over whose stages have left, from the coordinator.
 """
 
+import logging
 import math
 import os
 import threading
@@ -15,16 +16,16 @@ from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.task import Task
-from dedloc_kit.learning.tasks.mixtures import Mixtures, loader_of
+from dedloc_kit.learning.tasks.batches import Feed, loader_of
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import initial_peers, recall
+from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.progress import Progress
+from dedloc_kit.roles.data import feed_of, read_by
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive
@@ -35,6 +36,8 @@ AHEAD = 4
 """Batches that are made before they are driven."""
 FLUSH_SECONDS = 10.0
 """How long one that leaves waits for what it has begun."""
+
+_log = logging.getLogger(__name__)
 
 
 class _Following:
@@ -121,13 +124,11 @@ class _Driving:
         :param unwanted: gets why the organizer wants it here no more
         """
         me, run, member = self._me, self._run, self._member
-        seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
-        mixtures = Mixtures(
-            run, me.task, self._peer.task_module, lambda: self.following.decay is not None, self._loader
-        )
+        feed = feed_of(run, me.task, self._peer, me.signer.peer, self._lost.warn, self._loader)
+        memory = Memory(self._peer.folder, run.run_id, me.signer.peer, 0)
         with ExitStack() as stack:
             rows = full_rows(run, me.task)
-            batches = stack.enter_context(mixtures.batches(rows, seed, self._lost.warn, ahead=AHEAD))
+            batches = stack.enter_context(feed.batches(rows, lambda: self.following.decay is not None, ahead=AHEAD))
             stack.enter_context(member.serving())
             await_driving_twin(member, stop, self._emit)
             stack.enter_context(member.driving(lambda: next(batches), self._peer.folder))
@@ -139,13 +140,21 @@ class _Driving:
                 if unwanted:
                     raise unwanted[0]
                 self._turn()
+                self._remember(memory, feed)
                 stop.wait(LOOK_SECONDS)
             self._emit(State(text="leaving"))
+            self._remember(memory, feed, at_once=True)
             member.stop_driving()
             until = time.monotonic() + FLUSH_SECONDS
             while stop.is_set() and not member.idle and time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
             self._show()
+
+    def _remember(self, memory: Memory, feed: Feed, at_once: bool = False) -> None:
+        try:
+            memory.update({}, read=read_by(feed), at_once=at_once)
+        except OSError as error:
+            _log.warning("what was read cannot be kept (%s)", error.strerror)
 
     def _turn(self) -> None:
         member = self._member

@@ -15,7 +15,6 @@ from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.learning.task import StageTask, Task, create_task
-from dedloc_kit.learning.tasks.mixtures import Mixtures
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
@@ -23,11 +22,11 @@ from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.roles.data import feed_of, read_by
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import with_copies
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -197,11 +196,10 @@ class _Work:
         :param mover: if it comes from another one
         """
         me, member, emit = self._me, self._member, self._emit
-        seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session, member.came)
-        mixtures = Mixtures(self._run, self._task, self._peer.task_module, lambda: me.optimizer.state.decay is not None)
+        self._feed = feed = feed_of(self._run, self._task, self._peer, me.signer.peer, warn)
         rows = full_rows(self._run, self._task)
         with ExitStack() as stack:
-            batches = stack.enter_context(mixtures.batches(rows, seed, warn, ahead=4))
+            batches = stack.enter_context(feed.batches(rows, lambda: me.optimizer.state.decay is not None, ahead=4))
             stack.enter_context(member.serving())
             emit(State(text="loading the training state"))
             me.optimizer.load()
@@ -218,8 +216,10 @@ class _Work:
                 self._organizer.wait_while_paused(self._stop)
                 self._turn()
                 if (move := self._planned()) is not None and (goes := self._go(move)) is not None:
+                    remember(self._memory, me, read_by(feed), at_once=True)
                     return goes
             self._leave()
+            remember(self._memory, me, read_by(feed), at_once=True)
             return None
 
     def _turn(self) -> None:
@@ -238,7 +238,7 @@ class _Work:
         member.follow()
         if (mine := me.optimizer.tracker.mine) is not None:
             member.upload = mine.upload
-        remember(self._memory, me)
+        remember(self._memory, me, read_by(self._feed))
         gone = set[str]()
         while not member.gone.empty():
             gone.add(member.gone.get())

@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.task import Task, create_task
-from dedloc_kit.learning.tasks.mixtures import Mixtures, loader_of
+from dedloc_kit.learning.tasks.batches import loader_of
 from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
@@ -23,6 +23,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.roles.data import feed_of, read_by
 from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
@@ -30,7 +31,6 @@ from dedloc_kit.roles.stage_volunteer import stage_volunteer
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import with_copies
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
@@ -112,13 +112,14 @@ def volunteer(
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         await_twin(me, stop, emit)
         count = len(me.replicas)
-        seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None, loader)
+        feed = feed_of(run, me.task, peer, me.signer.peer, lost.warn, loader)
         largest = size or largest_microbatch(run, count)
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
-        with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
+        with ExitStack() as stack:
+            falls = lambda: me.optimizer.state.decay is not None  # noqa: E731
+            batches = stack.enter_context(feed.batches(largest, falls, ahead=4 * count))
             room = room_for_experts(peer.folder) if peer.hosts_experts else 0
             mixing = stack.enter_context(asking(me, known, room, emit))
             cards = Cards(
@@ -163,7 +164,7 @@ def volunteer(
                 twin.check()
                 answer()
                 _train_on(cards, me, mixing, emit)
-                remember(memory, me)
+                remember(memory, me, read_by(feed))
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
             while stop.is_set() and me.optimizer.tally.samples:
@@ -176,6 +177,7 @@ def volunteer(
                     _train_on(cards, me, mixing, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
+            remember(memory, me, read_by(feed), at_once=True)
             mixing.leave()
         me.optimizer.leave()
         if peer.export is not None:

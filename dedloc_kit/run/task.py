@@ -27,7 +27,8 @@ class Source(Section):
     tokenized: bool = False
     """The dataset holds token ids instead of text, as `dedloc prepare tokens RUN.toml` writes them."""
     weight: PositiveFloat = 1.0
-    """The share of this source in the mixture, relative to the other weights."""
+    """The share of this source in the mixture, relative to the other weights: in tokens if all sources hold tokens,
+    else in bytes of their files."""
     _copy: str | None = PrivateAttr(default=None)
 
     @field_validator("subset")

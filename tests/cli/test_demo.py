@@ -12,6 +12,7 @@ from torch.distributions import Categorical
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.prepare import prepare_demo
+from tests.batches import batches_from
 from tests.commands import dedloc
 
 STEPS = 110
@@ -20,7 +21,7 @@ STEPS = 110
 def loss_by_frequency(folder: Path) -> float:
     """What knowing how frequent each token is, and nothing of what stands around it, is worth."""
     task = create_task(prepare_demo("albert-demo", folder))
-    batches = islice(task.batches(32, 0, warn=print), 20)
+    batches = islice(batches_from(task, 32, 0, warn=print), 20)
     labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
     entropy = float(Categorical(torch.bincount(labels).float()).entropy())
     return entropy + math.log(2)  # and the order of sentences

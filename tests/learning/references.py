@@ -91,7 +91,8 @@ def new_batches(run: RunConfig, rows: int, count: int) -> list[Batch]:
         tokenizer, drawn = BareTokenizer(options["tokenizer"]), options["pictures"]
         made = runs.captions(0, drawn["codes"], drawn["side"] ** 2)
         items = (Captioned(np.array(tokenizer.ids(text), np.uint16), codes) for text, codes in made)
-    return list(islice(_task(run).batches_of(items, rows, 0), count))
+    some = islice(items, 100 * rows * count)  # a block; nobody packs without end
+    return list(islice(_task(run).batches_of(some, rows, 0), count))
 
 
 def prepared(task: Any, batch: Batch) -> Batch:

@@ -9,6 +9,7 @@ import torch
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat_model import FlatModel
+from tests.batches import batches_from
 from tests.learning.counting_device import DEVICE, counting, move
 from tests.learning.every_task import TASKS, run_of, write_data
 
@@ -32,7 +33,7 @@ def test_a_microbatch_of_a_task_waits_once_at_most_and_is_what_it_is_on_the_cpu(
     card = Card(FlatModel(move(there.model()), DEVICE), there.loss, half, prepare=there.prepare)
     plain = Card(FlatModel(here.model(), torch.device("cpu")), here.loss, prepare=here.prepare)
     told, expected = [], []
-    for number, batch in enumerate(islice(there.batches(SAMPLES, 0, pytest.fail), MICROBATCHES)):
+    for number, batch in enumerate(islice(batches_from(there, SAMPLES, 0, pytest.fail), MICROBATCHES)):
         with counting() as counts:
             assert card.submit(batch)
             if number:  # the first one may bring what stays on the device

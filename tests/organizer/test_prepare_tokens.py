@@ -27,6 +27,7 @@ from dedloc_kit.organizer.prepare_tokens import prepare_tokens, push_tokens, sou
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source, TaskConfig
+from tests.batches import batches_from
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 MODEL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -88,7 +89,7 @@ def test_the_shards_hold_the_documents_of_the_text_in_another_order(run: RunConf
         shard = find_shards(Source(dataset=str(tmp_path / "tokens" / name)), fail)[0]
         assert tokens_in(shard, task.vocabulary_hash, fail) == made[name].tokens
     train = tomllib.loads(sources_toml(run, str(tmp_path / "tokens"), None))["data"]["train"]
-    batch = next(create_task(configure(tmp_path, train)).batches(4, 7, fail))
+    batch = next(batches_from(create_task(configure(tmp_path, train)), 4, 7, fail))
     assert all(isinstance(values, torch.Tensor) for values in batch.values())
 
 

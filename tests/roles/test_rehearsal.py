@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
-from dedloc_kit.learning.data.sources import blocks
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, count_rows
 from dedloc_kit.learning.data.survey import ROWS
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
-from dedloc_kit.learning.tasks.mixtures import run_on
+from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
@@ -284,22 +284,16 @@ def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_cal
 
 
 def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_none_can_be_made(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
     checks: Any = {"trust": {"checks": "on"}, "optimizer": {"schedule": "warmup-stable-decay"}}
-    text, more = ({"dataset": str(folder / name)} for name in ("corpus.txt", "more.txt"))
+    text, more = ({"dataset": str(folder / name)} for name in ("checked.parquet", "more.txt"))
+    parquet.write_table(pyarrow.table({"text": [SENTENCES] * 200}), folder / "checked.parquet")
     (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
     data = {"train": [text], "decay": [more], "shuffle_buffer": 10}
-    heard = tried(folder, data=data, **checks)
+    heard = tried(folder, data={**data, "decay": [text]}, **checks)
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
-
-    def counted(shard: Shard, warn: Warn) -> int:
-        if shard.path.endswith("more.txt"):
-            raise UserError(f"{shard.path} cannot be read from the middle")
-        return count_rows(shard, warn)
-
-    monkeypatch.setattr(blocks, "count_rows", counted)
     with pytest.raises(UserError, match=r"more\.txt cannot be read from the middle"):
         tried(folder, data=data, **checks)
     assert isinstance(tried(folder, data={**data, "evaluation": more, "decay": []}, **checks)[-1], Rehearsed)

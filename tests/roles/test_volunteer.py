@@ -6,10 +6,11 @@ import pytest
 
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
+from tests.batches import batches_from
 from tests.learning.tasks.bytes_run import run_of
 from tests.swarm.harness import Peer, Swarm
 from tests.text_runs import text_run, write_text
@@ -33,7 +34,7 @@ def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses
     assert end.session_samples == sum(step.step.samples for step in steps)
     # The first losses are those of the first two samples of the first batch, then of its next two.
     task = create_task(run, "tests.tiny")
-    batch = next(task.batches(8, seed_of(run.run_id, chosen.joined.peer, chosen.joined.session), lambda _: None))
+    batch = next(batches_from(task, 8, seed_for(run, chosen.joined.peer), lambda _: None))
     model = task.model()
     losses = [event.loss for event in chosen.events if isinstance(event, LocalProgress)]
     expected = [task.loss(model, {"x": batch["x"][start : start + 2]}, 0).item() for start in (0, 2)]

@@ -3,10 +3,12 @@
 import torch
 
 from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.tasks.batches import seed_for
+from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
+from tests.batches import batches_from
 from tests.swarm.harness import Peer
 
 
@@ -26,21 +28,20 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
     settings = run.optimizer
     optimizer = build_optimizer(settings, task.groups(model))
     batches = {
-        peer.joined.peer: task.batches(
-            peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None
-        )
+        peer.joined.peer: batches_from(task, peer.config.microbatch, seed_for(run, peer.joined.peer), lambda _: None)
         for peer in volunteers
     }
-    microbatch = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
     for step, event in enumerate(coordinator.steps):
         optimizer.zero_grad()
         total = sum(event.contributions.values())
         for peer, samples in event.contributions.items():
-            assert samples % microbatch[peer] == 0
-            for _ in range(samples // microbatch[peer]):
+            taken = 0
+            while taken < samples:
                 batch = next(batches[peer])
-                loss = task.loss(model, task.prepare(batch), step) * (microbatch[peer] / total)
+                taken += samples_in(batch)
+                loss = task.loss(model, task.prepare(batch), step) * (samples_in(batch) / total)
                 loss.backward()
+            assert taken == samples
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)

@@ -26,6 +26,8 @@ STRETCH = 2**17
 CHUNK = 2**24
 """Bytes of files that are read one after the other, about. What is fetched at once (a row group of a Parquet file,
 often of 1,000 rows and some megabytes) should be a small part of that, for at its ends more is fetched than read."""
+_IN_A_CHUNK, _MAX_CHUNK = CHUNK // STRETCH, 4 * CHUNK
+"""Stretches in a chunk at most, whatever their size, and bytes."""
 DECAY = 2**32
 """Blocks from this number on are of `data.decay`. Nobody reads so many of either mixture."""
 _MAX_POSITION = 2**32
@@ -112,35 +114,42 @@ class Files:
         return tuple(pieces)
 
 
+def chunk_size(stretch: int) -> int:
+    """Bytes of a chunk, at most, for stretches of so many; a power of two times as many."""
+    return stretch * max(1, min(_IN_A_CHUNK, _MAX_CHUNK // stretch))
+
+
 class _Source:
     """How a source is cut."""
 
     def __init__(self, files: Files, stretch: int) -> None:
         total = files.ends[-1] if files.ends else 0
         self.files, self.total = files, total
+        self._whole = [number for number, size in enumerate(files.sizes) if size]
         if files.whole:
-            self.units = [number for number, size in enumerate(files.sizes) if size]
-            self.count = len(self.units)
-            self.stretches = 0  # a round
+            self.count = len(self._whole)
+            most = -(-max(files.sizes, default=0) // stretch)
+            self.stretches = min(1 << max(most - 1, 0).bit_length(), _LONGEST)
         else:
-            longest = min(CHUNK // stretch, total // (PLACES * stretch))
-            self.stretches = 1 << max(longest.bit_length() - 1, 0)
+            most = min(chunk_size(stretch) // stretch, total // (PLACES * stretch))
+            self.stretches = 1 << max(most.bit_length() - 1, 0)
             self.count = max(1, total // (self.stretches * stretch))
             if self.count > PLACES:  # then a pass ends with a round, where there is no other source
                 self.count -= self.count % PLACES
 
-    def tokens(self, blocks: int) -> float:
-        """Of a stretch, on average, in rounds of so many blocks."""
-        return self.files.tokens * self.total / (self.count * (self.stretches or blocks))
+    @property
+    def tokens(self) -> float:
+        """Of a stretch, on average."""
+        return self.files.tokens * self.total / (self.count * self.stretches)
 
-    def stretch(self, chunk: int, number: int, blocks: int) -> tuple[Piece, ...]:
+    def stretch(self, chunk: int, number: int) -> tuple[Piece, ...]:
         if self.files.whole:
-            file = self.units[chunk]
-            end, size = self.files.ends[file], self.files.sizes[file]
-            begin = end - size
-            return self.files.between(begin + size * number // blocks, begin + size * (number + 1) // blocks)
-        all_of_them, number = self.count * self.stretches, chunk * self.stretches + number
-        return self.files.between(self.total * number // all_of_them, self.total * (number + 1) // all_of_them)
+            file, parts = self._whole[chunk], self.stretches
+            first, size = self.files.ends[file] - self.files.sizes[file], self.files.sizes[file]
+        else:
+            number, parts = chunk * self.stretches + number, self.count * self.stretches
+            first, size = 0, self.total
+        return self.files.between(first + size * number // parts, first + size * (number + 1) // parts)
 
 
 class Layout:
@@ -153,10 +162,9 @@ class Layout:
         self.sources = [_Source(files, stretch) for files in sources]
         if not all(source.total for source in self.sources):
             raise ValueError("a source has no bytes")
-        longest = max(CHUNK, *(size for files in sources if files.whole for size in files.sizes), 0)
-        self.blocks = 1 << min((longest // stretch - 1).bit_length(), _LONGEST.bit_length() - 1)
+        self.blocks = max([chunk_size(stretch) // stretch, *(source.stretches for source in self.sources)])
         """Of a round."""
-        shares = [source.files.weight / source.tokens(self.blocks) for source in self.sources]
+        shares = [source.files.weight / source.tokens for source in self.sources]
         self.shares = [
             min(_ONE, max(1, round(_ONE * share / sum(shares[number:])))) for number, share in enumerate(shares)
         ]
@@ -165,6 +173,10 @@ class Layout:
     def chunks(self, source: int) -> int:
         """How many a source has."""
         return self.sources[source].count
+
+    def stretches(self, source: int) -> int:
+        """How many a source has."""
+        return self.sources[source].count * self.sources[source].stretches
 
 
 class Order:
@@ -188,13 +200,13 @@ class Order:
             before, after = counts[place], counts[place + 1]
             source = next(each for each in range(len(before)) if after[each] > before[each])
             cut = self._layout.sources[source]
-            stretches = cut.stretches or blocks
+            stretches = cut.stretches
             begun, open_ = counts[0][source], counts[-1][source] - counts[0][source]
             chunk_at, stretch = divmod(at, stretches)
             ordinal = begun * (blocks // stretches) + chunk_at * open_ + before[source] - begun
             if not cut.files.whole:
                 stretch = (stretch + seed_of(self._seed, "begin", source, ordinal)) % stretches
-            found.append(Stretch(source, cut.stretch(self._chunk(source, ordinal), stretch, blocks)))
+            found.append(Stretch(source, cut.stretch(self._chunk(source, ordinal), stretch)))
         return tuple(found)
 
     def seed(self, number: int) -> int:

@@ -15,6 +15,7 @@ from dedloc_kit.learning.data.pictures.images import file_of, flaw
 from dedloc_kit.learning.data.sources.charsets import is_garbled
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
 from dedloc_kit.learning.data.sources.shards import (
+    Reader,
     Shard,
     Warn,
     find_splits,
@@ -25,7 +26,6 @@ from dedloc_kit.learning.data.sources.shards import (
     strays,
 )
 from dedloc_kit.learning.data.sources.splits import canonical, names_split
-from dedloc_kit.learning.data.sources.stream import Reader
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source
 

@@ -7,12 +7,14 @@ from itertools import islice
 import torch
 
 from dedloc_kit.learning.task import Batch, Task, prepared
+from dedloc_kit.learning.tasks.batches import batches_of
+from dedloc_kit.run.config import RunConfig
 
 SAMPLES, BATCHES = 8, 4
 
 
 @torch.no_grad()
-def training_loss(task: Task, model: torch.nn.Module, seed: int, warn: Callable[[str], None]) -> float:
+def training_loss(run: RunConfig, task: Task, model: torch.nn.Module, seed: int, warn: Callable[[str], None]) -> float:
     """The mean loss over a few batches, the same for one seed; what changes in the course of a run is as at its start.
 
     Raises UserError if the data cannot be read.
@@ -20,7 +22,7 @@ def training_loss(task: Task, model: torch.nn.Module, seed: int, warn: Callable[
     device = next(model.parameters()).device
     losses = [
         float(task.loss(model, prepared(task, batch, device), 0))
-        for batch in islice(task.batches(SAMPLES, seed, warn), BATCHES)
+        for batch in islice(batches_of(run, task, SAMPLES, seed, warn), BATCHES)
     ]
     return sum(losses) / len(losses)
 

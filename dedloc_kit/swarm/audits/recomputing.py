@@ -5,14 +5,13 @@ from contextlib import suppress
 from functools import lru_cache
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sampler import Origin
 from dedloc_kit.learning.data.sources.blocks import Unread
 from dedloc_kit.learning.task import Batch, create_task
-from dedloc_kit.learning.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
-from dedloc_kit.learning.tasks.mixtures import in_blocks, of_decay
+from dedloc_kit.learning.tasks.batches import ORIGIN, Batches, origin_of, seed_for
 from dedloc_kit.learning.train.computing.recomputing import Again, Wanted
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 def line_of(batch: Batch, step: int) -> bytes:
     """The line of work for a microbatch that was computed with the parameters of a step; empty if it has no name, as
-    where checks are off."""
+    where a task makes its samples itself."""
     if ORIGIN not in batch:
         return b""
     origin = origin_of(batch)
@@ -84,13 +83,10 @@ class Recomputer:
 
     def _batch(self, question: Recompute, line: Work) -> Batch:
         origin = Origin(line.block, line.missing, line.position, line.samples)
-        return self._opened(question.author, question.session, line.block >= DECAY).derive(origin)
+        return self._opened(question.author).derive(origin)
 
-    def _open(self, author: str, session: str, decay: bool) -> InBlocks:
-        """The data of a volunteer's session, through a task of its own: what the training uses is at work elsewhere."""
-        seed = seed_of(self._run.run_id, author, session)
-        if decay:
-            if not self._run.data.decay:
-                raise ValueError("the run has no data for its end")
-            return of_decay(self._run, self._module, seed, _log.info)
-        return in_blocks(self._run, create_task(self._run, self._module), seed, _log.info)
+    def _open(self, author: str) -> Batches:
+        """The data of a volunteer, the same in all its sessions, through a task of its own: what the training uses is
+        at work elsewhere."""
+        task = create_task(self._run, self._module)
+        return Batches(self._run, task, seed_for(self._run, author), _log.info, self._module)

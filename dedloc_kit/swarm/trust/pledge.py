@@ -90,11 +90,11 @@ def part_content(begin: int, end: int, encoded: bytes) -> bytes:
 
 
 class Work(NamedTuple):
-    """A microbatch, by its name among those of its author's session, and the parameters that it was computed with."""
+    """A microbatch, by its name among those of its author in this run, and the parameters that it was computed with."""
 
     block: int
     missing: int | None
-    """As in `tasks.in_blocks.Origin`."""
+    """As in `learning.data.sampler.Origin`."""
     position: int
     samples: int
     step: int

@@ -17,6 +17,7 @@ from dedloc_kit.learning.task import Batch, StageTask, create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import PipelineConfig
+from tests.batches import batches_from
 from tests.text_runs import text_run, write_text
 
 GPT2 = {"n_embd": 32, "n_layer": 6, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -48,7 +49,7 @@ def task_of(folder: Path, *args: Any, **kwargs: Any) -> Causal:
 
 
 def batch_of(task: Causal, samples: int = 4) -> Batch:
-    batch = next(task.batches(samples, 0, print))
+    batch = next(batches_from(task, samples, 0, print))
     assert (batch["position_ids"][:, 1:] == 0).any(), "several documents in a sample"
     return batch
 
@@ -171,7 +172,7 @@ def test_a_shared_layer_is_stored_once_and_applied_as_often_as_it_is_said(folder
 
     optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
-    batches = task.batches(16, 0, print)
+    batches = batches_from(task, 16, 0, print)
     for step in range(15):
         task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()

@@ -26,6 +26,7 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
+from tests.batches import batches_from
 from tests.text_runs import MODEL, mixed, text_run, write_text
 
 
@@ -78,7 +79,7 @@ def test_a_few_steps_of_one_process_lower_the_held_out_loss(folder: Path, archit
     loop = PlainLoop(run, task)
     assert loop.bank is not None
     before, experts = task.evaluate(loop.model).loss, loop.bank.state(ExpertName(1, 0, 1))[0]
-    batches = task.batches(8, 0, fail)
+    batches = batches_from(task, 8, 0, fail)
     for _ in range(8):
         loop.take([next(batches), next(batches)])
     assert task.evaluate(loop.model).loss < before - 0.3
@@ -91,7 +92,7 @@ def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> 
     """Without the term for balance, which sees a microbatch at a time."""
     run = mixed(text_run(folder, "causal"), balance=0.0)
     task = create_task(run)
-    batch = next(task.batches(16, 0, fail))
+    batch = next(batches_from(task, 16, 0, fail))
     loops = [PlainLoop(run, task) for _ in range(2)]
     loops[0].take([batch])
     loops[1].take(list(pieces(batch, 12)))
@@ -107,7 +108,7 @@ def test_the_term_for_balance_is_part_of_the_training_loss_alone(folder: Path, m
     run = mixed(text_run(folder, "causal"), balance=10.0)
     task = create_task(run)
     loop = PlainLoop(run, task)
-    gate, batch = next(mixtures_of(loop.model)).gate, next(task.batches(8, 0, fail))
+    gate, batch = next(mixtures_of(loop.model)).gate, next(batches_from(task, 8, 0, fail))
     with torch.no_grad():
         gate.rows.mul_(20)
         bare = task.loss(loop.model, task.prepare(batch), 0)
@@ -164,7 +165,7 @@ def test_a_task_without_layers_for_them_refuses_experts(folder: Path, tmp_path: 
 def trained(run: RunConfig) -> PlainLoop:
     """By a few steps, after which its gates and experts differ from the first ones."""
     loop = PlainLoop(run, task := create_task(run))
-    batches = task.batches(8, 0, fail)
+    batches = batches_from(task, 8, 0, fail)
     for _ in range(3):
         loop.take([next(batches)])
     for mixture in mixtures_of(loop.model):

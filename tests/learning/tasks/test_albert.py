@@ -19,6 +19,7 @@ from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.records.evaluation import FillMask
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
+from tests.batches import batches_from
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 MODEL = {
@@ -80,7 +81,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -
 def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.model().eval()
-    batch = next(task.batches(8, seed=0, warn=fail))
+    batch = next(batches_from(task, 8, seed=0, warn=fail))
     assert all(len(values) == 8 for values in batch.values())
     loss = task.loss(model, task.prepare(batch), 0)
     torch.testing.assert_close(loss, model(**batch).loss)
@@ -93,7 +94,7 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
 def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None:
     task = create_task(configure(folder))
     model: Any = task.model().eval()
-    batch = next(task.batches(4, seed=0, warn=fail))
+    batch = next(batches_from(task, 4, seed=0, warn=fail))
     model.config.hidden_act = "gelu_new"
     original = type(model)(model.config).eval()
     original.load_state_dict(model.state_dict())
@@ -145,7 +146,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> N
     optimizer = Lamb(task.groups(model), lr=0.05)
     before = task.evaluate(model).loss
     losses = []
-    with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
+    with Prefetch(batches_from(task, 16, seed=0, warn=fail), size=4) as batches:
         for _ in range(12):
             loss = task.loss(model, task.prepare(next(batches)), 0)
             loss.backward()

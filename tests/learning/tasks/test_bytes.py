@@ -9,6 +9,7 @@ import tests.bytes_task
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.train.optim.build import build_optimizer
+from tests.batches import batches_from
 from tests.learning.tasks.bytes_run import run_of
 
 GUIDE = Path(__file__).parents[3] / "docs" / "adding_a_task.md"
@@ -23,7 +24,7 @@ def test_it_learns_what_comes_next(tmp_path: Path) -> None:
     model = task.model()
     optimizer = build_optimizer(run_of(tmp_path).optimizer, task.groups(model))
     before = task.evaluate(model).loss
-    batches = task.batches(8, 0, print)
+    batches = batches_from(task, 8, 0, print)
     for step in range(30):
         task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()

@@ -19,6 +19,7 @@ from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run.task import Source
+from tests.batches import batches_from
 from tests.text_runs import text_run, write_text
 
 
@@ -43,7 +44,7 @@ def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     """As transformers computes it for one text after the other."""
     task = task_of(folder)
     model: Any = task.model()
-    batch = next(task.batches(4, 0, fail))
+    batch = next(batches_from(task, 4, 0, fail))
     assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(batch, (4, 32))
     loss = task.loss(model, task.prepare(batch), 0)
     losses = []
@@ -116,7 +117,7 @@ def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_tex
         sources.append(Source(dataset=str(shards), tokenized=True))
     data = run.data.model_copy(update={"train": (sources[0],), "evaluation": sources[1]})
     task, tokenized = create_task(run), create_task(run.model_copy(update={"data": data}))
-    one, other = task.batches(4, 3, fail), tokenized.batches(4, 3, fail)
+    one, other = batches_from(task, 4, 3, fail), batches_from(tokenized, 4, 3, fail)
     for _ in range(20):
         assert all(
             torch.equal(values, next_) for values, next_ in zip(next(one).values(), next(other).values(), strict=True)
@@ -131,7 +132,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     model = task.model()
     optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
-    batches = task.batches(16, 0, fail)
+    batches = batches_from(task, 16, 0, fail)
     for step in range(20):
         task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()

@@ -11,6 +11,7 @@ from dedloc_kit.learning.data.masking import IGNORED, word_starts
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.encoder import Encoder
 from dedloc_kit.records.evaluation import FillMask
+from tests.batches import batches_from
 from tests.text_runs import WORDS, text_run, write_text
 
 
@@ -33,7 +34,7 @@ def task_of(folder: Path, **task: Any) -> Encoder:
 
 def test_batches_are_full_and_three_tenths_of_their_text_are_masked(folder: Path) -> None:
     task = task_of(folder)
-    batch = next(task.batches(64, 0, fail))
+    batch = next(batches_from(task, 64, 0, fail))
     assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(batch, (64, 32))
     told = batch["labels"] != IGNORED
     original = torch.where(told, batch["labels"], batch["input_ids"])
@@ -48,7 +49,7 @@ def test_batches_are_full_and_three_tenths_of_their_text_are_masked(folder: Path
 
 def test_whole_words_are_masked_where_the_run_says_so(folder: Path) -> None:
     task = task_of(folder, masking="words")
-    batch = next(task.batches(32, 0, fail))
+    batch = next(batches_from(task, 32, 0, fail))
     told = (batch["labels"] != IGNORED).numpy()
     original = np.where(told, batch["labels"], batch["input_ids"])
     starts = word_starts(task.tokenizer)[original] | np.isin(original, task.tokenizer.all_special_ids)
@@ -60,7 +61,7 @@ def test_whole_words_are_masked_where_the_run_says_so(folder: Path) -> None:
 def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     task = task_of(folder)
     model: Any = task.model()
-    batch = next(task.batches(4, 0, fail))
+    batch = next(batches_from(task, 4, 0, fail))
     loss = task.loss(model, task.prepare(batch), 0)
     losses = []
     for ids, positions, labels in zip(batch["input_ids"], batch["position_ids"], batch["labels"], strict=True):
@@ -89,7 +90,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     model = task.model()
     optimizer = torch.optim.AdamW(task.groups(model), lr=0.01)
     before = task.evaluate(model)
-    batches = task.batches(16, 0, fail)
+    batches = batches_from(task, 16, 0, fail)
     for step in range(20):
         task.loss(model, task.prepare(next(batches)), step).backward()
         optimizer.step()

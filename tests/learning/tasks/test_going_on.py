@@ -18,6 +18,7 @@ from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
+from tests.batches import batches_from
 
 STEPS, EVERY, BATCH = 20, 10, 16
 
@@ -46,7 +47,7 @@ def task_of(folder: Path, half: str) -> Causal:
 def curve(task: Causal, model: Any, steps: int) -> list[float]:
     """Bits per byte of held-out text before the first step and after every few."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = task.batches(BATCH, 0, print)
+    batches = batches_from(task, BATCH, 0, print)
     found = [task.evaluate(model).metrics["bits per byte"]]
     for step in range(steps):
         task.loss(model, task.prepare(next(batches)), step).backward()

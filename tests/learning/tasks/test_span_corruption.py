@@ -16,6 +16,7 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.run.loading import parse_run
+from tests.batches import batches_from
 
 SMALL = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
 
@@ -69,7 +70,7 @@ def test_it_learns_what_stood_in_the_gaps(folder: Path) -> None:
     task = task_of(folder)
     model = task.model()
     optimizer = build_optimizer(task.run.optimizer, task.groups(model))
-    before, batches = task.evaluate(model).loss, task.batches(8, 0, pytest.fail)
+    before, batches = task.evaluate(model).loss, batches_from(task, 8, 0, pytest.fail)
     for step in range(40):
         task.loss(model, next(batches), step).backward()
         optimizer.step()

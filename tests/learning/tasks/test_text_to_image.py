@@ -22,6 +22,7 @@ from dedloc_kit.learning.tasks.drawing.draw import Drawer
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.learning.tasks.text_to_image import TextToImage
 from dedloc_kit.learning.train.optim.build import build_optimizer
+from tests.batches import batches_from
 from tests.learning.tasks.text_to_image_run import PICTURES, run_of, write_codes, write_picture_model
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.swarm.harness import Swarm, assert_ledger_sums, difference
@@ -50,7 +51,7 @@ def task_of(folder: Path, **options: Any) -> TextToImage:
 def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
     model = task.model()
     optimizer = build_optimizer(task.run.optimizer, task.groups(model))
-    for step, batch in enumerate(islice(task.batches(32, 0, lambda _: None), steps)):
+    for step, batch in enumerate(islice(batches_from(task, 32, 0, lambda _: None), steps)):
         task.loss(model, task.prepare(batch), step).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -78,16 +79,16 @@ def test_captions_are_learned_and_drawn(folder: Path) -> None:
 
 def test_a_share_of_the_samples_has_no_caption(folder: Path) -> None:
     task = task_of(folder, unconditional=0.25)
-    captions = torch.cat([batch["captions"] for batch in islice(task.batches(50, 0, print), 20)])
+    captions = torch.cat([batch["captions"] for batch in islice(batches_from(task, 50, 0, print), 20)])
     nothing = (captions == task.shape.padded([[]])).all(1)
     assert 0.2 < nothing.float().mean() < 0.3
-    told = next(task_of(folder, unconditional=0.0).batches(50, 0, print))["captions"]
+    told = next(batches_from(task_of(folder, unconditional=0.0), 50, 0, print))["captions"]
     assert (told[:, :2] < task.shape.tokens).all()
     assert (told[:, 2:] == torch.tensor([task.shape.tokens + 2, task.shape.tokens + 3])).all()
 
 
 def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
-    batch = next(task_of(folder).batches(8, 0, print))
+    batch = next(batches_from(task_of(folder), 8, 0, print))
     model = task_of(folder).model()
     assert isinstance(model, DrawingTransformer)
     captions, codes = batch["captions"], batch["codes"]
@@ -151,13 +152,13 @@ def test_pictures_that_are_no_such_codes_are_refused_in_a_line(folder: Path) -> 
     ]
     for options, line in wrong:
         with pytest.raises(UserError, match=line):
-            next(task_of(folder, **options).batches(4, 0, lambda _: None))
+            next(batches_from(task_of(folder, **options), 4, 0, lambda _: None))
     run = run_of(folder)
     untokenized = run.data.train[0].model_copy(update={"tokenized": False})
     data = run.data.model_copy(update={"train": (untokenized,), "evaluation": None})
     task = create_task(run.model_copy(update={"data": data}))
     with pytest.raises(UserError, match=r"dedloc prepare images RUN\.toml --shards, and name those with tokenized"):
-        next(task.batches(4, 0, lambda _: None))
+        next(batches_from(task, 4, 0, lambda _: None))
     with pytest.raises(UserError, match=r"add \[data.evaluation\]"):
         task.evaluate(task.model())
 

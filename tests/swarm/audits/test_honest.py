@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.task import create_task
-from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.tasks.batches import Batches, Feed, seed_for
 from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
@@ -25,7 +25,6 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
@@ -98,9 +97,9 @@ class Volunteer:
         )
         self.work_of = pledges.work_of
         self._unlearned = list[str]()
-        task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)
-        mixtures = Mixtures(world.run, task, None, lambda: False)
-        batches = world.stack.enter_context(mixtures.batches(kind.microbatch, seed, pytest.fail, ahead=2))
+        task = create_task(world.run)
+        feed = Feed(Batches(world.run, task, seed_for(world.run, peer), pytest.fail))
+        batches = world.stack.enter_context(feed.batches(kind.microbatch, lambda: False, ahead=2))
         caller = Caller(self._refresh, self._gradients.leave_out, line_of)
         options: Any = {"in_step": False, "prepare": task.prepare, "half": lambda _: kind.half}
         self._cards = Cards([self._replica], [task.loss], batches, caller, **options)

@@ -27,6 +27,7 @@ from dedloc_kit.swarm.audits.projections import (
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from tests.batches import batches_from
 from tests.text_runs import MODEL, text_run, write_text
 
 MICROBATCHES, SAMPLES = 3, 4
@@ -124,7 +125,7 @@ def found(checker: Peer, sent: Sent, gradients: list[Tensor]) -> list[tuple[floa
 
 @pytest.fixture
 def batches(run: RunConfig) -> list[Batch]:
-    return list(islice(create_task(run).batches(SAMPLES, 5, pytest.fail), MICROBATCHES))
+    return list(islice(batches_from(create_task(run), SAMPLES, 5, pytest.fail), MICROBATCHES))
 
 
 def mean_of(gradients: list[Tensor]) -> Tensor:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.learning.data.sampler import DECAY
 from dedloc_kit.learning.data.sources.blocks import Blocks, Unread
 from dedloc_kit.learning.task import create_task
-from dedloc_kit.learning.tasks.in_blocks import DECAY
-from dedloc_kit.learning.tasks.mixtures import Mixtures
+from dedloc_kit.learning.tasks.batches import Batches, Feed, seed_for
 from dedloc_kit.learning.train.computing.cards import Caller, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.flat import CHUNK
@@ -25,7 +25,6 @@ from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project
@@ -73,12 +72,11 @@ class Volunteer:
         self.replica = Replica(self.state, torch.device("cpu"))
         self.gradients = Gradients([self.replica])
         self.falls = False
-        self._mixtures = Mixtures(run, task, None, lambda: self.falls)
-        self._seed = seed_of(run.run_id, peer, SESSION)
+        self._feed = Feed(Batches(run, task, seed_for(run, peer), pytest.fail))
 
     @contextmanager
     def at_work(self, microbatch: int) -> Iterator[None]:
-        with self._mixtures.batches(microbatch, self._seed, pytest.fail, ahead=2) as batches:
+        with self._feed.batches(microbatch, lambda: self.falls, ahead=2) as batches:
             caller = Caller(self._refresh, self.gradients.leave_out, line_of)
             options: Any = {"in_step": False, "prepare": self.prepare, "half": lambda _: self.half}
             self.cards = Cards([self.replica], [self.loss], batches, caller, **options)

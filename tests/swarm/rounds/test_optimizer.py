@@ -11,7 +11,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.learning.tasks.in_blocks import ORIGIN
+from dedloc_kit.learning.tasks.batches import ORIGIN
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.losses import Unproven
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, one_line, read_rows
+from dedloc_kit.learning.data.sources.shards import Shard, Warn, numbered, one_line, read_rows
 from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None =
     row.
     """
     columns = (source.column, *([label] if label else []))
-    for number, row in enumerate(read_rows(shard, columns, warn), start=shard.first + 1):
+    for number, row in numbered(shard, read_rows(shard, columns, warn)):
         if isinstance(row, BadRow):
             yield row
             continue

@@ -54,6 +54,8 @@ class Losses:
     """By file, the numbers of the rows that turned out to be bad when they were used."""
     bad_rows: int = 0
     """In all files; other threads may read it at any time."""
+    example: str = ""
+    """The first of them, and what is wrong with it."""
 
     def usable(self, shard: Shard, items: Iterator[Any]) -> Iterator[Any]:
         """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad:
@@ -91,6 +93,7 @@ class Losses:
     def _add(self, more: int, shard: Shard, last: BadRow) -> None:
         """So many bad rows that were not known, and the last of them."""
         before = self.bad_rows
+        self.example = self.example or f"row {last.number} of {shard.path} {last.reason}"
         self.bad_rows = total = before + more
         if not before or len(str(total)) > len(str(before)):
             so_far = f"row {last.number} of {shard.path} is left out: it {last.reason}"

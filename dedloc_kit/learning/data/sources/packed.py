@@ -41,8 +41,11 @@ def opened(path: str, parquet: bool = False) -> Any:
 
     :param parquet: whether it should be a Parquet file
     """
-    # A local name may hold anything; fsspec would look for protocols in it.
-    file: Any = fsspec.open(path, "rb").open() if "://" in path else Path(path).open("rb")  # noqa: SIM115
+    return unpacked(raw(path, parquet), parquet)
+
+
+def unpacked(file: Any, parquet: bool = False) -> Any:
+    """The same of a file that is open."""
     try:
         head = file.read(_HEAD)
         file.seek(0)
@@ -58,14 +61,25 @@ def opened(path: str, parquet: bool = False) -> Any:
         raise Unusable(f"is packed; unpack it with: {packed} -d")
     if not packed:
         return file
-    unpacked = io.BufferedReader(_unpacked(file, packed))
+    content = io.BufferedReader(_unpacked(file, packed))
     try:
-        if _packed(unpacked.peek(_HEAD)):
+        if _packed(content.peek(_HEAD)):
             raise Unusable(f"is packed twice; unpack it once, with: {'bzip2' if packed == 'bz2' else packed} -d")
     except BaseException:
-        unpacked.close()
+        content.close()
         raise
-    return unpacked
+    return content
+
+
+def raw(path: str, exact: bool = False) -> Any:
+    """A file as it lies there.
+
+    :param exact: of one far away only what is asked for is fetched, and nothing ahead
+    """
+    if "://" not in path:  # a local name may hold anything; fsspec would look for protocols in it
+        return Path(path).open("rb")
+    system, name = fsspec.core.url_to_fs(path)
+    return system.open(name, "rb", **({"cache_type": "none"} if exact else {}))
 
 
 def _packed(head: bytes) -> str | None:

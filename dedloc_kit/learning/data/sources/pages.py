@@ -57,9 +57,9 @@ class _Chunk:
 class Parquet:
     """Reads a Parquet file row group by row group; raises Unusable before one would take much more than it has."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, metadata: Any = None) -> None:
         self._content = _Content(file)
-        self._file = parquet.ParquetFile(self._content, pre_buffer=False)
+        self._file = parquet.ParquetFile(self._content, metadata=metadata, pre_buffer=False)
         self.metadata = self._file.metadata
         self.schema = self._file.schema_arrow
 
@@ -70,6 +70,12 @@ class Parquet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        self._content.close()
+
+    @property
+    def held(self) -> int:
+        """Bytes of the file that are in memory."""
+        return sum(len(chunk) for chunk in self._content.chunks.values() if isinstance(chunk, bytes))
 
     def table(self, group: int, columns: list[str]) -> pyarrow.Table:
         """Columns of a row group."""
@@ -248,22 +254,67 @@ def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterato
 
     Row groups before that one are not read.
     """
-    opened = Parquet(file)
-    names = set(_leaves(opened.schema))
-    for column in columns:
-        if column not in names and column not in opened.schema.names:
-            raise Unusable(no_column(column, names))
-    sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.metadata.num_row_groups)]
-    begins = np.cumsum([0, *sizes])
-    skipped = int(np.searchsorted(begins[1:], first, side="right"))
-    number = int(begins[skipped])
-    for group in range(skipped, len(sizes)):
-        for batch in opened.batches(group, list(columns), _ROWS_AT_ONCE):
-            before = min(max(first - number, 0), batch.num_rows)
-            number += before
-            for row in _rows(batch.slice(before)):
+    yield from ParquetRows(file, columns).read(first)
+
+
+class ParquetRows:
+    """Reads the rows of a Parquet file, with some columns alone. Whoever goes on where they stopped reads on.
+
+    :param metadata: the file's, if it is known
+    """
+
+    def __init__(self, file: Any, columns: tuple[str, ...], metadata: Any = None) -> None:
+        self._file = Parquet(file, metadata)
+        names = set(_leaves(self._file.schema))
+        for column in columns:
+            if column not in names and column not in self._file.schema.names:
+                raise Unusable(no_column(column, names))
+        self._columns = columns
+        of_groups = (self._file.metadata.row_group(group) for group in range(self._file.metadata.num_row_groups))
+        self._begins = np.cumsum([0, *(group.num_rows for group in of_groups)])
+        self._batches: Iterator[pyarrow.RecordBatch] = iter(())
+        self._rest: pyarrow.RecordBatch | None = None
+        self.at = -1
+        """The row that comes next."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of the file."""
+        return self._file.held
+
+    def close(self) -> None:
+        self._file.__exit__(None, None, None)
+
+    def read(self, first: int, stop: int | None = None) -> Iterator[Row]:
+        """The rows from `first` on, before `stop`. Row groups before them are not read."""
+        stop = int(self._begins[-1]) if stop is None else stop
+        if first != self.at:
+            self._enter(first)
+        while self.at < stop:
+            if not self._rest:
+                self._rest = next(self._batches, None)
+                if self._rest is None:
+                    return
+                continue
+            part = self._rest.slice(0, stop - self.at)
+            number, self._rest = self.at, self._rest.slice(part.num_rows)
+            self.at += part.num_rows
+            for row in _rows(part):
                 number += 1
-                yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
+                yield BadRow(number, row) if isinstance(row, str) else with_columns(row, self._columns, number)
+
+    def _enter(self, first: int) -> None:
+        group = int(np.searchsorted(self._begins[1:], first, side="right"))
+        self.at, self._rest = first, None
+        self._batches = self._from_group(group)
+        skipped = first - int(self._begins[group]) if group < len(self._begins) - 1 else 0
+        while skipped and (batch := next(self._batches, None)) is not None:
+            self._rest = batch.slice(min(skipped, batch.num_rows))
+            skipped -= min(skipped, batch.num_rows)
+
+    def _from_group(self, group: int) -> Iterator[pyarrow.RecordBatch]:
+        for number in range(group, len(self._begins) - 1):
+            yield from self._file.batches(number, list(self._columns), _ROWS_AT_ONCE)
 
 
 def _leaves(fields: Any, before: str = "") -> Iterator[str]:

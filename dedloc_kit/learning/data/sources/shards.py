@@ -6,13 +6,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import fsspec
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
@@ -30,10 +32,12 @@ from dedloc_kit.learning.data.sources.formats import (
     text_rows,
 )
 from dedloc_kit.learning.data.sources.hub_files import check_files, check_loader, commit_of, subsets_in
-from dedloc_kit.learning.data.sources.packed import PACKED, opened, unpacking
-from dedloc_kit.learning.data.sources.pages import parquet_rows
+from dedloc_kit.learning.data.sources.open_files import OpenFiles
+from dedloc_kit.learning.data.sources.packed import PACKED, opened, raw, unpacked, unpacking
+from dedloc_kit.learning.data.sources.pages import ParquetRows, parquet_rows
 from dedloc_kit.learning.data.sources.patience import be_patient
 from dedloc_kit.learning.data.sources.splits import canonical, files_in, names_split, split_of
+from dedloc_kit.learning.data.sources.streamed import Share, StreamedRows
 from dedloc_kit.run.places import HAVE_IT_HERE
 from dedloc_kit.run.section import HUB_REPOSITORY
 from dedloc_kit.run.task import Source
@@ -81,6 +85,10 @@ class Shard:
     """What reads it: `parquet`, `json`, `csv`, `tsv`, `text`, or the loader of `datasets` of that name."""
     rows: range | None = None
     """The only rows that are read of it, counted from 0; none: all."""
+    share: Share | None = None
+    """Of a file that is read from its beginning only, the rows from (begin / size) to (end / size) of it are read."""
+    files: OpenFiles | None = field(default=None, compare=False, repr=False)
+    """Keeps it open for what follows."""
 
     @property
     def first(self) -> int:
@@ -96,6 +104,13 @@ class Shard:
         """Which rows are read of a group of rows that begins there; counted from its own beginning."""
         rows = self.rows or range(begin, begin + size)
         return range(max(rows.start - begin, 0), max(min(rows.stop - begin, size), 0))
+
+
+Reader = Callable[[Source, Shard, Warn], Iterator[Any]]
+"""What a shard of a source holds and the task can use, and each bad row; raises Unusable if it is of no use.
+
+It reads only the rows that the shard names.
+"""
 
 
 def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
@@ -146,8 +161,7 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
     fix = ""
     while True:
         try:
-            left = shard.rows.stop - reached if shard.rows else None
-            for row in islice(_rows(shard, tuple(columns), reached), left):
+            for row in _part(shard, tuple(columns), reached):
                 reached += 1
                 retries.worked()
                 if isinstance(row, BadRow) and row.reason == NOT_UTF8 and shard.loader in _TEXTS:
@@ -161,6 +175,98 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
             retries.wait_or_raise(error)
 
 
+def _part(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
+    """Of the rows that the shard names those from `first` on. A file that stays open is read on where it stands."""
+    if shard.files is None:
+        stop = shard.rows.stop if shard.rows else None
+        yield from islice(_rows(shard, columns, first), None if stop is None else stop - first)
+    elif shard.share is not None:
+        yield from _of_stream(shard, shard.share, shard.files, columns, first)
+    else:
+        yield from _of_parquet(shard, shard.files, columns, first)
+
+
+def _of_parquet(shard: Shard, files: OpenFiles, columns: tuple[str, ...], first: int) -> Iterator[Row]:
+    key = (shard.path, columns)
+    with unpacking():
+        rows = files.take(key, first, ParquetRows)
+        if rows is None:
+            metadata = files.metadata(shard.path, lambda: read_metadata(shard))
+            rows = ParquetRows(opened(shard.path, parquet=True), columns, metadata)
+        with _closed_if_it_fails(rows):
+            yield from rows.read(first, shard.rows.stop if shard.rows else None)
+    files.put(key, rows)
+
+
+def _of_stream(shard: Shard, share: Share, files: OpenFiles, columns: tuple[str, ...], skip: int) -> Iterator[Row]:
+    key = (shard.path, columns)
+    with unpacking():
+        rows = None if skip else files.take(key, share[0], StreamedRows)
+        rows = rows or _streamed(shard, columns)
+        with _closed_if_it_fails(rows):
+            for row in rows.share(share, skip):
+                files.row = rows.number
+                yield row
+    files.put(key, rows)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _closed_if_it_fails(file: _Closable) -> Iterator[None]:
+    """A file that was not read to where it should be is closed."""
+    try:
+        yield
+    except BaseException:
+        file.close()
+        raise
+
+
+def _streamed(shard: Shard, columns: tuple[str, ...]) -> StreamedRows:
+    read = _READERS.get(shard.loader)
+    if read is None or _loader_of(Path(shard.path)) is None:
+        return _measured(_rows_of_datasets(shard, columns))
+    file = raw(shard.path)
+    taken = 0
+
+    def told() -> int:
+        nonlocal taken
+        if not file.closed:
+            taken = file.tell()
+        return taken
+
+    content = unpacked(file)
+    return StreamedRows(iter(read(content, columns)), told, content.close)
+
+
+def _measured(rows: Iterator[Row]) -> StreamedRows:
+    """Rows of which nobody knows where they lie in their file: it has about as many bytes as they have."""
+    taken = 0
+
+    def measured() -> Iterator[Row]:
+        nonlocal taken
+        for row in rows:
+            taken += sum(map(_size, row.values())) if isinstance(row, dict) else 0
+            yield row
+
+    return StreamedRows(measured(), lambda: taken, lambda: None)
+
+
+def _size(value: Any) -> int:
+    """Bytes of a text or a picture, about; others are small."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+def numbered(shard: Shard, rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """The rows of a shard, as they are read, each with its number in the file, from 1 on."""
+    for number, row in enumerate(rows, start=shard.first + 1):
+        yield shard.files.row if shard.files is not None and shard.share is not None else number, row
+
+
 def _encoding(shard: Shard) -> str:
     """In words what to do with a file that is not UTF-8."""
     with unpacking(), opened(shard.path) as file:
@@ -168,26 +274,58 @@ def _encoding(shard: Shard) -> str:
 
 
 def count_rows(shard: Shard, warn: Warn) -> int:
-    """How many rows its file has. A Parquet file says it; another one is read through, which only a local one is.
+    """How many rows a Parquet file has, as it says; errors as `read_rows`."""
+    return int(metadata_of(shard, warn).num_rows)
 
-    Errors as `read_rows`; raises UserError for one that would have to be downloaded for that.
-    """
-    if shard.loader != "parquet" and "://" in shard.path:
-        raise UserError(
-            f"{shard.path} cannot be read from the middle, as a run that is checked does; convert it to Parquet, or "
-            "write its tokens with: dedloc prepare tokens RUN.toml"
-        )
+
+def metadata_of(shard: Shard, warn: Warn) -> Any:
+    """What a Parquet file says of itself; errors as `read_rows`."""
     retries = Retries(shard.path, warn)
     while True:
         try:
-            if shard.loader != "parquet":
-                return sum(1 for _ in _rows(shard, (), 0))
-            with unpacking(), opened(shard.path, parquet=True) as file:
-                return int(parquet.ParquetFile(file).metadata.num_rows)
+            with unpacking():
+                if shard.files is not None:
+                    return shard.files.metadata(shard.path, lambda: read_metadata(shard))
+                return read_metadata(shard)
         except Unusable as error:
             raise Unusable(f"{shard.path} {error}") from None
         except Exception as error:
             retries.wait_or_raise(error)
+
+
+def read_metadata(shard: Shard) -> Any:
+    """The same, once; raises whatever its reader does."""
+    with opened(shard.path, parquet=True) as file:
+        return parquet.ParquetFile(file).metadata
+
+
+def sizes_of(shards: Sequence[Shard], warn: Warn) -> tuple[int, ...]:
+    """The bytes of each file, as a listing tells them; nothing of the files is read.
+
+    Network errors are announced through `warn` and tried again; raises UserError if they stay.
+    """
+    known: dict[str, int] = {}
+    for shard in shards:
+        if shard.path in known:
+            continue
+        if "://" not in shard.path:
+            with suppress(OSError):  # a file that has gone is lost when it is read
+                known[shard.path] = Path(shard.path).stat().st_size
+            continue
+        system, name = fsspec.core.url_to_fs(shard.path)
+        retries = Retries(shard.path, warn)
+        while True:
+            try:
+                known[shard.path] = int(system.info(name).get("size") or 0)
+                break
+            except Exception as error:
+                try:
+                    retries.wait_or_raise(error)
+                except Exception:
+                    raise UserError(
+                        f"{shard.path} cannot be looked up ({one_line(error)}); check the Internet connection"
+                    ) from None
+    return tuple(known.get(shard.path, 0) for shard in shards)
 
 
 def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
@@ -227,6 +365,9 @@ def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
 
 def class_names(shard: Shard, column: str, warn: Warn) -> list[str] | None:
     """The names that the numbers in a column of class labels stand for, if the file itself tells."""
+    if shard.files is not None:
+        alone = replace(shard, files=None)
+        return shard.files.metadata(f"{column} {shard.path}", lambda: class_names(alone, column, warn))
     from datasets import ClassLabel
 
     retries = Retries(shard.path, warn)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,10 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.learning.data.sources.formats import Unusable
+from dedloc_kit.learning.data.sources.open_files import OpenFiles
 from dedloc_kit.learning.data.sources.packed import opened
 from dedloc_kit.learning.data.sources.pages import Parquet
-from dedloc_kit.learning.data.sources.shards import Retries, Shard, Warn
+from dedloc_kit.learning.data.sources.shards import Retries, Shard, Warn, read_metadata
 from dedloc_kit.learning.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
@@ -150,26 +152,43 @@ def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn:
     Errors as `read_token_shard`.
     """
     retries = Retries(shard.path, warn)
+    files = shard.files or OpenFiles()
     done = 0
     while True:
         try:
-            with opened(shard.path, parquet=True) as content:
-                file = Parquet(content)
-                check(file.schema)
-                begin = 0
-                for group in range(file.metadata.num_row_groups):
-                    size = file.metadata.row_group(group).num_rows
-                    wanted = shard.of_group(begin, size)
-                    begin += size
-                    if group >= done and wanted:
-                        yield file.table(group, columns).slice(wanted.start, len(wanted))
-                        done = group + 1
-                        retries.worked()
+            for group, wanted in _wanted(shard, files):
+                if group >= done and wanted:
+                    make = partial(_table, shard, files, group, columns, check)
+                    table = files.keep((shard.path, group), make, _bytes_of)
+                    yield table.slice(wanted.start, len(wanted))
+                    done = group + 1
+                    retries.worked()
             return
         except Unusable as error:
             raise Unusable(f"{shard.path} {error}") from None
         except Exception as error:
             retries.wait_or_raise(error)
+
+
+def _wanted(shard: Shard, files: OpenFiles) -> Iterator[tuple[int, range]]:
+    """Of each row group which rows are wanted."""
+    metadata, begin = files.metadata(shard.path, lambda: read_metadata(shard)), 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).num_rows
+        yield group, shard.of_group(begin, size)
+        begin += size
+
+
+def _table(shard: Shard, files: OpenFiles, group: int, columns: list[str], check: Callable[[Any], None]) -> Any:
+    metadata = files.metadata(shard.path, lambda: read_metadata(shard))
+    with opened(shard.path, parquet=True) as content:
+        file = Parquet(content, metadata)
+        check(file.schema)
+        return file.table(group, columns)
+
+
+def _bytes_of(table: Any) -> int:
+    return int(table.nbytes)
 
 
 def _check(schema: Any, vocabulary_hash: str) -> None:

@@ -15,6 +15,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import places_of
 from dedloc_kit.learning.data.packing import Pack, Packer
 from dedloc_kit.learning.data.pairs import Arrays
+from dedloc_kit.learning.data.sampler import permutation
 from dedloc_kit.learning.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.special_tokens import bos_eos
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
@@ -198,6 +199,13 @@ class PackedTask(TextTask):
         together = max(1, min(_ROWS_TOGETHER, _TOKENS_TOGETHER // self.options.sequence_length))
         for pack in self.packer.packs(self.texts.documents(records), together):
             yield from rows(self.arrays(pack, rng))
+
+    def batches_of(self, records: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """All sequences of a block are shuffled, for a long document fills several one after the other."""
+        found = list(self.examples(records, np.random.default_rng(seed_of(seed, "examples"))))
+        order = permutation(len(found), seed_of(seed, "sequences")).tolist()
+        for begin in range(0, len(order), microbatch):
+            yield self.collate([found[number] for number in order[begin : begin + microbatch]])
 
     def unsupported(self, feature: Feature) -> str:
         match feature:

@@ -20,7 +20,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.learning.data.sources.losses import Loss
 from dedloc_kit.learning.data.sources.shards import Shard, find_shards
-from dedloc_kit.learning.data.sources.stream import in_order, mixture
+from dedloc_kit.learning.data.sources.stream import in_order, shuffled
 from dedloc_kit.run.task import Source
 from tests.pictures import draw, encoded, striped, write_pictures
 
@@ -184,7 +184,7 @@ def test_a_broken_picture_is_counted_once_in_all_passes_however_they_are_shuffle
         write_pictures(tmp_path / f"{name}.parquet", files, [0] * 20)
     told: list[str] = []
     source = Source(dataset=str(tmp_path), column="image")
-    stream = decoded(mixture([source], encoded_images, seed=1, shuffle_buffer=8, warn=told.append), 4)
+    stream = decoded(shuffled([source], encoded_images, seed=1, warn=told.append), 4)
     found = [int(pixels[0, 0, 0]) for pixels, _ in islice(stream, 5 * 37)]
     assert set(found) == set(range(20))
     (first,) = told
@@ -238,7 +238,7 @@ def test_the_order_depends_on_the_seed_alone_however_the_threads_run(tmp_path: P
     source = Source(dataset=str(tmp_path), column="image")
 
     def order(seed: int) -> list[int]:
-        files = mixture([source], encoded_images, seed=seed, shuffle_buffer=50, warn=no_warning)
+        files = shuffled([source], encoded_images, seed=seed, warn=no_warning)
         return [int(pixels[0, 0, 0]) for pixels, _ in islice(decoded(files, 2), 400)]
 
     assert order(1) == order(1) != order(2)

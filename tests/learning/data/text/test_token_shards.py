@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.blocks import Blocks
 from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.sources.stream import mixture
 from dedloc_kit.learning.data.text import token_shards
 from dedloc_kit.learning.data.text.token_shards import read_token_shard, tokens_in, write_token_shards
 from dedloc_kit.learning.data.text.tokens import Document
@@ -148,8 +147,10 @@ def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -
 
     begun = set()
     for seed in range(3):
-        stream = mixture([source], reader, seed=seed, shuffle_buffer=1, warn=fail)
-        found = [place[document.ids.tobytes()] for document in islice(stream, 1200)]
+        blocks = Blocks([source], reader, seed=seed, warn=fail, stretch=2048).from_block(0)
+        found = list[int]()
+        while len(found) < len(documents):
+            found += [place[document.ids.tobytes()] for document in next(blocks).items]
         assert sorted(found) == sorted(place.values())
         begun.add(found[0])
     assert len(begun) == 3

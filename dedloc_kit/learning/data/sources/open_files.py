@@ -1,0 +1,87 @@
+"""Files that stay open while one stretch of them is read after the other: what was fetched is used before it goes."""
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+MAX_OPEN = 8
+"""Files, or decoded parts of them, that are kept."""
+MAX_HELD = 2**29
+"""Bytes of files that are kept in memory, unless one file has more."""
+_MAX_METADATA = 64
+
+Value = TypeVar("Value")
+
+
+class Rows(Protocol):
+    """Reads the rows of a file."""
+
+    at: int
+    """What comes next without anything being read twice: a row, or a place in the file."""
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Reading = TypeVar("Reading", bound=Rows)
+
+
+@dataclass(eq=False)
+class OpenFiles:
+    """What one reader has open; for one thread."""
+
+    _rows: list[tuple[Hashable, Rows]] = field(default_factory=list)
+    """Those used last come last."""
+    _kept: dict[Hashable, Any] = field(default_factory=dict)
+    _metadata: dict[str, Any] = field(default_factory=dict)
+
+    row: int = 0
+    """The number of the row that was read last, of a file that is read from its beginning."""
+
+    def take(self, key: Hashable, at: int, kind: type[Reading]) -> Reading | None:
+        """A reader of that file that would go on there; it is given back with `put`."""
+        for number, (kept, rows) in enumerate(self._rows):
+            if kept == key and rows.at == at and isinstance(rows, kind):
+                del self._rows[number]
+                return rows
+        return None
+
+    def put(self, key: Hashable, rows: Rows) -> None:
+        """Keep a reader for what follows; those that were not used for long are closed."""
+        self._rows.append((key, rows))
+        while len(self._rows) > 1 and (
+            len(self._rows) > MAX_OPEN or sum(each.held for _, each in self._rows) > MAX_HELD
+        ):
+            self._rows.pop(0)[1].close()
+
+    def keep(self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
+        """What `make` makes, or made before; `size` says how many bytes it has."""
+        found: Value = self._kept.pop(key) if key in self._kept else make()
+        self._kept[key] = found
+        while len(self._kept) > 1 and (
+            len(self._kept) > 2 * MAX_OPEN or sum(map(size, self._kept.values())) > MAX_HELD
+        ):
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def metadata(self, path: str, make: Callable[[], Value]) -> Value:
+        """What a file says of itself; so it is read once."""
+        if path not in self._metadata:
+            if len(self._metadata) >= _MAX_METADATA:
+                del self._metadata[next(iter(self._metadata))]
+            self._metadata[path] = make()
+        found: Value = self._metadata[path]
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for _, rows in self._rows:
+            with suppress(OSError):
+                rows.close()
+        self._rows.clear()
+        self._kept.clear()
