@@ -109,7 +109,6 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
             "data": {
                 "train": [{"dataset": "./train.parquet"}],
                 "evaluation": {"dataset": "./test.parquet"},
-                "shuffle_buffer": 500,
             },
             "optimizer": {"learning_rate": rate, "warmup_steps": steps // 10, "total_steps": steps},
             "trust": {"checks": "on"},  # so that data come in blocks, whatever the defence

@@ -217,7 +217,7 @@ def _albert_run(folder: Path) -> RunConfig:
                 "sequence_length": 128,
                 "model": REAL_MODEL,
             },
-            "data": {"train": [{"dataset": str(folder / "train.jsonl")}], "shuffle_buffer": 100},
+            "data": {"train": [{"dataset": str(folder / "train.jsonl")}]},
             "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "total_steps": 100_000},
         }
     )

@@ -45,7 +45,7 @@ def task_of(folder: Path, half: str) -> Any:
                 "name": half,
                 "global_batch": BATCH,
                 "task": {**task, "evaluation_samples": 64},
-                "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 200},
+                "data": {"train": [source], "evaluation": {**source, "split": "test"}},
             }
         )
     )

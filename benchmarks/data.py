@@ -226,7 +226,7 @@ def _run(folder: Path, sources: list[Source], options: argparse.Namespace) -> Ru
             "name": "data",
             "global_batch": 1,
             "task": {**task, "sequence_length": options.sequence_length, "masking": options.masking},
-            "data": {"train": [source.model_dump() for source in sources], "shuffle_buffer": 1000},
+            "data": {"train": [source.model_dump() for source in sources]},
         }
     )
 

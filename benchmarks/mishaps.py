@@ -163,7 +163,7 @@ def run_on(dataset: str) -> RunConfig:
             "name": "mishaps",
             "global_batch": 64,
             "task": {"name": "bytes", "sequence_length": 48, "n_embd": 32, "n_layer": 1, "evaluation_samples": 32},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 100},
+            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 5, "total_steps": 100_000},
         }
     )

@@ -55,7 +55,7 @@ def text_run(
 ) -> RunConfig:
     """A run of the task `name` on what `write_text` wrote."""
     source = {"dataset": str(folder / "corpus")}
-    data: dict[str, Any] = {"train": [source], "shuffle_buffer": 10}
+    data: dict[str, Any] = {"train": [source]}
     if evaluation:
         data["evaluation"] = {**source, "split": "test"}
     tokenizer = folder / ("causal" if name == "causal" else "masked")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
-from dedloc_kit.run.section import HUB_REVISION, LATER, PLACE, PositiveFloat, PositiveInt, Section
+from dedloc_kit.run.section import HUB_REVISION, LATER, PLACE, PositiveFloat, Section
 
 SEQUENCE_LENGTH = 512
 """Tokens of a text task's samples, if `task.sequence_length` does not say otherwise."""
@@ -64,8 +64,6 @@ class DataConfig(Section):
     """Held-out data for the coordinator's evaluation loss."""
     decay: Annotated[tuple[Source, ...], LATER] = ()
     """With the schedule `warmup-stable-decay`: what is read in place of `train` while the rate falls."""
-    shuffle_buffer: PositiveInt = 10_000
-    """Documents from which the next one is drawn at random; more shuffles better and takes more memory."""
 
 
 class TaskConfig(Section):

@@ -40,7 +40,7 @@ def small_run(folder: Path) -> RunConfig:
                 "sequence_length": 32,
                 "model": {**sizes, "intermediate_size": 16, "max_position_embeddings": 32},
             },
-            "data": {"train": [{"dataset": str(folder / "corpus.txt")}], "shuffle_buffer": 10},
+            "data": {"train": [{"dataset": str(folder / "corpus.txt")}]},
             "optimizer": {"warmup_steps": 0, "total_steps": 2},
         }
     )

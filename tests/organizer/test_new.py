@@ -41,7 +41,6 @@ def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(na
         Source(dataset="HuggingFaceFW/fineweb-2", subset="ben_Beng", column=column, weight=0.77),
     )
     assert run.data.evaluation is None
-    assert run.data.shuffle_buffer == base.data.shuffle_buffer
     tokenizer = {"tokenizer": str(Path("our-run/tokenizer").resolve())} if "tokenizer" in base.task.options else {}
     assert run.task.options == {**base.task.options, **tokenizer}
     same = {"name": base.name, "about": base.about, "data": base.data, "task": base.task}

@@ -39,7 +39,7 @@ def fail(text: str) -> None:
 
 def configure(folder: Path, train: list[dict[str, Any]]) -> RunConfig:
     task = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "sequence_length": 32, "model": MODEL}
-    return parse_run({"name": "tiny", "global_batch": 8, "task": task, "data": {"train": train, "shuffle_buffer": 8}})
+    return parse_run({"name": "tiny", "global_batch": 8, "task": task, "data": {"train": train}})
 
 
 @pytest.fixture

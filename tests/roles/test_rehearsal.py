@@ -60,7 +60,7 @@ def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]
         "name": "rehearsal-test",
         "global_batch": 512,
         "task": {**usual, "model": model, **task},
-        "data": {"train": [{"dataset": str(folder / "corpus.txt")}], "shuffle_buffer": 10},
+        "data": {"train": [{"dataset": str(folder / "corpus.txt")}]},
         **changes,
     }
 
@@ -290,7 +290,7 @@ def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_
     text, more = ({"dataset": str(folder / name)} for name in ("checked.parquet", "more.txt"))
     parquet.write_table(pyarrow.table({"text": [SENTENCES] * 200}), folder / "checked.parquet")
     (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
-    data = {"train": [text], "decay": [more], "shuffle_buffer": 10}
+    data = {"train": [text], "decay": [more]}
     heard = tried(folder, data={**data, "decay": [text]}, **checks)
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None

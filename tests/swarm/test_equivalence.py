@@ -94,7 +94,7 @@ def text_run(task: str, folder: Path) -> RunConfig:
                 "sequence_length": 64,
                 "model": model,
             },
-            "data": {"train": [{"dataset": str(data)}], "shuffle_buffer": 100},
+            "data": {"train": [{"dataset": str(data)}]},
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 100},
             "averaging": {"overlap": False, "compression": "none"},
         }

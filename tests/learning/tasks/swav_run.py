@@ -34,7 +34,7 @@ def run_of(folder: Path, seed: int = 0, **options: Any) -> RunConfig:
             "global_batch": 32,
             "seed": seed,
             "task": {"name": "swav", **TINY, **options},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 64},
+            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
             "optimizer": {"name": "lars", "learning_rate": 4.0, "warmup_steps": 5, "total_steps": 60},
         }
     )

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configure(folder: Path, model: dict[str, Any] | None = None, evaluation: bool = True, **task: Any) -> RunConfig:
     source = {"dataset": str(folder / "corpus")}
-    data: dict[str, Any] = {"train": [source], "shuffle_buffer": 10}
+    data: dict[str, Any] = {"train": [source]}
     if evaluation:
         data["evaluation"] = {**source, "split": "test"}
     options = {"tokenizer": str(folder / "tokenizer"), "sequence_length": 32, "evaluation_samples": 40, **task}

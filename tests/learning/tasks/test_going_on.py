@@ -33,7 +33,7 @@ def run_of(folder: Path, half: str) -> RunConfig:
             "name": half,
             "global_batch": BATCH,
             "task": {**task, "evaluation_samples": 16},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 50},
+            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
         }
     )
 

@@ -68,7 +68,7 @@ def run_of(folder: Path, seed: int = 0, **options: Any) -> RunConfig:
             "global_batch": 32,
             "seed": seed,
             "task": {"name": "text-to-image", **values},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 64},
+            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
             "optimizer": {"name": "adamw", "learning_rate": 0.01, "warmup_steps": 5, "total_steps": 60},
         }
     )

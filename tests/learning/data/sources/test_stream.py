@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def take(number: int, *sources: Source, seed: int = 0, shuffle_buffer: int = 8) -> list[str]:
+def take(number: int, *sources: Source, seed: int = 0) -> list[str]:
     return list(islice(documents(sources, seed=seed, warn=no_warning), number))
 
 
