@@ -364,6 +364,7 @@ async def take_for_gone(pipeline: Pipeline, name: str, session: str) -> str:
 def test_drivers_that_take_a_stage_peer_for_gone_drop_nothing_of_others(pipeline: Pipeline) -> None:
     """Four keys dropped all sums every 15 seconds."""
     peer = pipeline.peers["1a"]
+    pipeline.slow("1b")
     session, driver = peer.session, train(pipeline)
     assert (added := peer.sums.samples) > 0
     for name in "mnop":
