@@ -71,7 +71,7 @@ def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Pa
     dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"
     change(run, changes)
-    said = dedloc("tokenizer", run, "--push", "us/tokenizer")
+    said = dedloc("prepare", "tokenizer", run, "--push", "us/tokenizer")
     pinned = re.search(r'tokenizer = "us/tokenizer@\w+"', said)
     assert pinned is not None, said
     change(run, {"tokenizer = ": pinned[0]})
