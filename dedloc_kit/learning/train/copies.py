@@ -35,6 +35,8 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.here = device.type == "cpu"
+        """Whether the device is the processor: nothing has to be copied, and each outcome is known at once."""
         # One for each way: a batch must not wait behind a sum, which waits for kernels.
         gpu = device.type == "cuda"
         self._in = torch.cuda.Stream(device) if gpu else None
@@ -44,7 +46,7 @@ class Copies:
     def to_device(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Start to copy tensors of the CPU; kernels that are launched from now on wait for them, nobody else does. What
         is on the device stays as it is."""
-        if self.device.type == "cpu":
+        if self.here:
             return list(tensors)
         if self._in is None:
             self._sources.append(sources := list(tensors))
@@ -80,6 +82,10 @@ class Copies:
             done.record(self._out)
         done.synchronize()
         return copied
+
+    def readout(self, values: Tensor) -> Readout:
+        """Start to copy a few float32 values of the device to the CPU."""
+        return Readout(values)
 
     def pinned(self, size: int) -> Tensor:
         """float32 [size] on the CPU, uninitialised, that this device copies from and to without waiting."""

@@ -12,11 +12,12 @@ class FlatModel:
     """Moves a model to a device and makes its parameters views of one vector, so that all go in one copy.
 
     :param model: float32; it is taken over
+    :param copies: in place of the device's own
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, copies: Copies | None = None) -> None:
         self.model, self.device = model.to(device), device
-        self.copies = Copies(device)
+        self.copies = copies or Copies(device)
         parameters = list(model.parameters())
         self.aligned = AlignedLayout.of(parameters)
         self.layout = self.aligned.wire
@@ -33,7 +34,7 @@ class FlatModel:
     def load(self, flat: Tensor) -> None:
         """Hold these parameters from the next microbatch on: float32 [layout.size] on the CPU, which may change as soon
         as this returns. Nothing waits for the device."""
-        if self.device.type == "cpu":
+        if self.copies.here:
             self.aligned.from_wire(self.vector, flat)
         else:
             self.vector.copy_(self.onto(flat))

@@ -121,7 +121,7 @@ class GradientSum:
         finite = torch.linalg.vector_norm(self.vector).isfinite() & loss.isfinite()
         self.vector.masked_fill_(~finite, 0.0)
         tail = torch.stack([finite.float(), torch.where(finite, loss, 0.0)])
-        added = Added(samples, work, scale, Readout(torch.stack([loss, finite.float()])))
+        added = Added(samples, work, scale, self._copies.readout(torch.stack([loss, finite.float()])))
         with self._lock:
             if self._pending is None:
                 self._pending = Pending(self.vector.new_zeros(self.layout.size + _TAIL))

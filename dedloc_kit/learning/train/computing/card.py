@@ -63,7 +63,7 @@ class Card:
         self.checkpointing = Checkpointing(replica.model)
         self._loss, self._half, self._prepare, self._work = loss, half, prepare, work
         self._scale = LossScale(half)
-        self._ahead = 0 if self.device.type == "cpu" else 1
+        self._ahead = 0 if replica.copies.here else 1
         self._launched: deque[Added] = deque()
 
     def submit(self, batch: Batch) -> bool:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.train.computing.card import Card, Loss
 from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
+from dedloc_kit.learning.train.copies import Copies, Readout
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 
@@ -65,6 +66,26 @@ def overflowing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor
     return value if finite else infinite
 
 
+class Elsewhere(Copies):
+    """Copies of a device whose memory is the processor's, but which is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.here = False
+        self.read: list[float] = []
+
+    def readout(self, values: Tensor) -> Readout:
+        read = self.read
+
+        class Told(Readout):
+            def read(self) -> list[float]:
+                found = super().read()
+                read.append(found[0])
+                return found
+
+        return Told(values)
+
+
 def card_of(half: torch.dtype | None = None, loss: Loss = loss) -> Card:
     return Card(FlatModel(model(), CPU), loss, half)
 
@@ -77,6 +98,21 @@ def gradients_of(card: Card, batch: dict[str, Tensor]) -> list[Tensor]:
 def losses_of(cards: Sequence[Card], batch: dict[str, Tensor]) -> list[float]:
     """What they find."""
     return [computed.loss for card in cards if (computed := card.measure(batch)) is not None]
+
+
+def test_a_card_reads_an_outcome_through_the_copies_of_its_device_one_microbatch_later() -> None:
+    copies = Elsewhere()
+    card = Card(FlatModel(model(), CPU, copies), loss)
+    found = []
+    for size in (2, 4):
+        assert card.submit(batch(size))
+        found.append(card.results())
+    assert [[each.samples for each in results] for results in found] == [[], [2]]
+    assert copies.read == [each.loss for each in found[1]]
+    assert [each.samples for each in card.finish()] == [4]
+    flat = torch.arange(card.replica.layout.size, dtype=torch.float32)
+    card.load(flat)
+    assert torch.equal(card.replica.read(), flat)
 
 
 def test_float16_gives_the_gradients_of_float32() -> None:
