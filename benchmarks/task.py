@@ -1,218 +1,91 @@
-"""What does our loop cost a task of text? Tokens per second beside a bare PyTorch loop of the same model and batches.
+"""What does our loop cost a task? Tokens per second beside a bare PyTorch loop, or how well it feeds a card.
 
-On one core, without peers, between two global steps. *Ours* is what a volunteer runs: reading, tokenizing and packing
-text in the background, the task's loss, the check whether all is finite, and the sum of gradients. *Bare* is what
-anybody would write: transformers' own forward pass over ready-made batches of the same kind, one cross-entropy over
-all scores, and gradients that add up in place; its batches cost it nothing. The two take turns, and the seconds are
-the processor's, so that other work on the machine hits neither.
+**Beside a bare loop** (tasks of text), on one core, without peers, between two global steps. *Ours* is what a volunteer
+runs: reading, tokenizing and packing text in the background, the task's loss, the check whether all is finite, and the
+sum of gradients. *Bare* is what anybody would write: transformers' own forward pass over ready-made batches of the same
+kind, one cross-entropy over all scores, and gradients that add up in place; its batches cost it nothing. The two take
+turns, and the seconds are the processor's, so that other work on the machine hits neither.
 
-With `--device cuda` both compute in half precision and the seconds are the clock's. Beside it stand the model's
-operations (six for each parameter and token, embeddings left out, and attention's: Kaplan et al. 2020, section 2.1) as
-a share of what large matrix products of that precision reach in the same call; what layers share counts as often as
-it is applied, and of a sliding window only what it sees.
+With `--device cuda` both compute in half precision, the bare model is compiled (`--no-compile`: it is not), and the
+seconds are the clock's. Beside it stand the model's operations (six for each parameter and token, embeddings left out,
+and attention's: Kaplan et al. 2020, section 2.1) as a share of what large matrix products of that precision reach in
+the same call, and of an H200 as a share of its peak; what layers share counts as often as it is applied, and of a
+sliding window only what it sees. Peak memory is not compared; but the bare loop's scores of all tokens stand in memory
+at once.
 
-Peak memory is not compared; but the bare loop's scores of all tokens stand in memory at once.
+**With `--null-card h200|t4`** no GPU is needed, nor a quiet machine: how much longer than the card is busy does our
+loop take (wall over busy)? 1 is perfect. What is real and what is assumed:
+
+- real: batches of the real size from the real source (`--source shards`: token ids, pictures that are decoded, codes of
+  pictures; `text`: raw text; `ready`: a few batches again and again), what a task prepares of them, `Card.submit` and
+  `Card.results`, the copies as far as the processor makes them, the sum of gradients, a snapshot and a load of all
+  parameters every `--microbatches`;
+- the model is as deep as the real one but narrow, and computes a few tokens of the batch, so that its arithmetic on the
+  processor takes about as long as starting kernels on a GPU takes;
+- assumed: how long the card is busy with a microbatch (of 16,384 tokens, as measured or estimated for today's kernels;
+  SwAV and text-to-image: their operations over the share of the peak that such models reach), how that divides over the
+  layers, the rates of copies. Half of that time (faster kernels) is told too, without a limit;
+- the clock is virtual: the loop's thread counts with its own processor time, waits for the card are computed;
+- batches are made in a process of their own, on a core of its own: what one costs (*data*) counts where it is more than
+  all else of a microbatch takes. Of SwAV it does not: its pictures are decoded before.
+
+The table tells the limits; no time makes the program fail.
 """
 
 import argparse
-import copy
 import json
 import os
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-from dedloc_kit.learning.data.sources.stream import Prefetch
-from dedloc_kit.learning.task import Task, create_task
-from dedloc_kit.learning.tasks.batches import batches_of
-from dedloc_kit.learning.train.computing.card import Batch, Card
-from dedloc_kit.learning.train.computing.device import half_precision
-from dedloc_kit.learning.train.flat_model import FlatModel
-from dedloc_kit.organizer.prepare import prepare_tokenizer
+from benchmarks.lib import bare_loop, fed_card
+from benchmarks.lib.null_runs import TASKS
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local, parse_run
-
-_ROW = "{:10}{:>14}{:>14}{:>8}"
-_READY = 8
-"""Batches that the bare loop goes through again and again."""
-_TASKS = ("albert", "causal", "encoder")
 
 
 def main() -> int:
     options = _parse()
-    device = torch.device(options.device)
-    if device.type == "cpu":
-        if hasattr(os, "sched_setaffinity"):
+    if options.device == "cpu":
+        if options.null_card is None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    print(_ROW.format("tokens/s", "ours", "bare", "ratio"))
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.tasks:
-            run = _run(name, Path(folder), options)
-            task = create_task(run)
-            model: Any = task.model().to(device)
-            ours, bare = measure(task, model, name, options)
-            found[name] = {"ratio": statistics.median(ours) / statistics.median(bare), "ours": ours, "bare": bare}
-            shown = f"{statistics.median(ours):.0f}", f"{statistics.median(bare):.0f}"
-            print(_ROW.format(name, *shown, f"{found[name]['ratio']:.3f}"), flush=True)
-            print(f"  ours {min(ours):.0f}..{max(ours):.0f}, bare {min(bare):.0f}..{max(bare):.0f}")
-            if device.type == "cuda":
-                rate = statistics.median(ours) * _operations(model, options.sequence_length)
-                found[name] |= {"operations_per_second": rate, "utilisation": rate / _fastest(device)}
-                memory = torch.cuda.max_memory_allocated(device) / 2**30
-                print(
-                    f"  {torch.cuda.get_device_name(device)}, {half_precision(device)}: {rate / 1e12:.0f} TFLOP/s, "
-                    f"{found[name]['utilisation']:.0%} of large products; at most {memory:.1f} GiB"
-                )
-                torch.cuda.reset_peak_memory_stats(device)
+    found = bare_loop.compare(options) if options.null_card is None else fed_card.table(options)
     if options.json:
         options.json.write_text(json.dumps(found) + "\n")
     return 0
 
 
-def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Tokens per second of ours and of the bare loop, in turns."""
-    device = torch.device(options.device)
-    ready = [
-        {key: values.to(device) for key, values in batch.items()}
-        for batch in islice(batches_of(task.run, task, options.microbatch, 0, print), _READY)
-    ]
-    bare_model = copy.deepcopy(model)  # it sets gradients to None, and ours are part of a vector
-    bare = _bare(name, bare_model, half_precision(device))
-    steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model, device), "bare": bare}
-    rates: dict[str, list[float]] = {"ours": [], "bare": []}
-    with Prefetch(batches_of(task.run, task, options.microbatch, 1, print), size=4) as batches:
-        for _ in range(options.repeats):
-            for loop, source in (("ours", batches), ("bare", cycle(ready))):
-                for _ in range(3):
-                    steps[loop](next(source))
-                rates[loop].append(_rate(steps[loop], source, options.seconds, device))
-                bare_model.zero_grad(set_to_none=True)
-    return rates["ours"], rates["bare"]
-
-
-def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: float, device: torch.device) -> float:
-    clock = time.process_time if device.type == "cpu" else time.monotonic  # each step waits for a loss
-    tokens, began = 0, clock()
-    while (spent := clock() - began) < seconds:
-        batch = next(batches)
-        step(batch)
-        tokens += batch["input_ids"].numel()
-    return tokens / spent
-
-
-def _ours(task: Task, model: nn.Module, device: torch.device) -> Callable[[Batch], object]:
-    card = Card(FlatModel(model, device), task.loss, half_precision(device), prepare=task.prepare)
-
-    def step(batch: Batch) -> None:
-        assert card.submit(batch)
-        assert all(each.finite for each in card.results())
-
-    return step
-
-
-def _bare(name: str, model: Any, half: torch.dtype | None) -> Callable[[Batch], object]:
-    def step(batch: Batch) -> None:
-        with torch.autocast(model.device.type, dtype=half or torch.bfloat16, enabled=half is not None):
-            if name == "albert":
-                loss = model(**batch).loss
-            else:
-                scores = model(**_inputs(name, model, batch)).logits
-                loss = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
-        loss.backward()
-        loss.item()
-
-    return step
-
-
-def _operations(model: Any, length: int) -> float:
-    """Of the forward and backward pass, for each token; what a causal layer hides counts as if it were seen."""
-    config, embeddings = model.config, model.get_input_embeddings().weight
-    times = config.num_hidden_layers // getattr(config, "num_hidden_groups", config.num_hidden_layers)
-    weights = embeddings.numel() if config.tie_word_embeddings else 0
-    for name, each in model.named_parameters():
-        if each.ndim == 2 and each is not embeddings:  # a layer may be applied several times
-            weights += each.numel() * (times if any(part.isdigit() for part in name.split(".")) else 1)
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    seen = sum(length if kind == "full_attention" else min(length, 2 * config.sliding_window) for kind in kinds)
-    return float(6 * weights + 12 * config.hidden_size * seen)
-
-
-def _fastest(device: torch.device) -> float:
-    """Operations per second of large matrix products in half precision."""
-    one, other = (torch.randn(8192, 8192, device=device, dtype=half_precision(device)) for _ in range(2))
-    rates = []
-    for _ in range(20):
-        torch.cuda.synchronize(device)
-        began = time.monotonic()
-        for _ in range(10):
-            one @ other
-        torch.cuda.synchronize(device)
-        rates.append(10 * 2 * 8192**3 / (time.monotonic() - began))
-    return statistics.median(rates)
-
-
-def _inputs(name: str, model: Any, batch: Batch) -> dict[str, Any]:
-    """What lets transformers keep documents apart."""
-    positions = batch["position_ids"]
-    inputs: dict[str, Any] = {"input_ids": batch["input_ids"], "position_ids": positions}
-    if name == "causal":
-        return {**inputs, "use_cache": False}
-    document = (positions == 0).cumsum(dim=1)
-    mask = (document[:, :, None] == document[:, None, :])[:, None]
-    near = (positions[:, :, None] - positions[:, None, :]).abs()[:, None] <= model.config.sliding_window
-    return {**inputs, "attention_mask": {"full_attention": mask, "sliding_attention": mask & near}}
-
-
-def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
-    heads = max(1, options.width // 64)
-    model = {"hidden_size": options.width, "num_hidden_layers": options.layers, "num_attention_heads": heads}
-    run = parse_run(
-        {
-            "name": "bench",
-            "global_batch": 64,
-            "task": {
-                "name": name,
-                "tokenizer": str(folder / f"tokenizer-{name}"),
-                "vocabulary": options.vocabulary,
-                "language": options.language,
-                "sequence_length": options.sequence_length,
-                "model": {**model, "intermediate_size": 3 * options.width},
-            },
-            "data": {"train": [{"dataset": local(path, Path())} for path in options.text]},
-        }
-    )
-    prepare_tokenizer(run, 5_000_000)
-    return run
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: all that can be")
     parser.add_argument("--text", nargs="*", default=[str(small_text())], metavar="DATASET")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--sequence-length", type=int, default=512)
-    parser.add_argument("--microbatch", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each loop and turn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
-    return parser.parse_args()
+    bare = parser.add_argument_group("beside a bare loop")
+    bare.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    bare.add_argument("--compile", action=argparse.BooleanOptionalAction, help="the bare model (default: on a GPU)")
+    bare.add_argument("--width", type=int, default=256)
+    bare.add_argument("--layers", type=int, default=6)
+    bare.add_argument("--sequence-length", type=int, default=512)
+    bare.add_argument("--microbatch", type=int, default=4)
+    bare.add_argument("--seconds", type=float, default=20.0, help="for each loop and turn")
+    null = parser.add_argument_group("before a card that is not there")
+    null.add_argument("--null-card", choices=tuple(fed_card.KINDS))
+    null.add_argument("--source", choices=("shards", "text", "ready"), default="shards")
+    null.add_argument("--microbatches", type=int, default=32, help="of a turn, and between two global steps")
+    options = parser.parse_args()
+    known = bare_loop.TASKS if options.null_card is None else TASKS
+    options.tasks = options.tasks or list(known)
+    if unknown := [name for name in options.tasks if name not in known]:
+        parser.error(f"there is no bare loop for {unknown[0]}")
+    if options.compile is None:
+        options.compile = options.device == "cuda"
+    return options
 
 
 if __name__ == "__main__":
