@@ -147,7 +147,7 @@ def fed(name: str, made: Trained, kind: Kind, source: str, microbatches: int, re
                 found.append(max((end - begin) / microbatches, share * counted) / (share * each))
             full.append(share)
     loop, waited = statistics.median(loops), waits / microbatches / repeats
-    return Fed(busy[0], *turns, loop, data, waited, operations, statistics.mean(full))
+    return Fed(busy[0], turns[0], turns[1], loop, data, waited, operations, statistics.mean(full))
 
 
 def _warm_up(card: Card, cards: NullCards, batches: Iterator[Batch], microbatches: int) -> int:

@@ -269,7 +269,7 @@ class Waits(TorchDispatchMode):
     """Finds where a model waits for a card, for the microbatches that come later."""
 
     def __init__(self, cards: NullCards) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._cards = cards
         self.operations = 0
         """Of torch, a few of which start no kernel."""

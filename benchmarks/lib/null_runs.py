@@ -240,8 +240,8 @@ def _text_to_image(folder: Path, tokens: int) -> Trained:
     def few(batch: Batch) -> Batch:
         return {"captions": batch["captions"][:1, :8] % WORDS, "codes": batch["codes"][:1, :TOKENS] % small.codes}
 
-    tasks = (create_task(_codes_run(folder, options)) for options in ({"pictures": wide.model_dump()}, narrow))
-    return Trained(*tasks, few, max(1, tokens // 2048), 125.5e6)  # a power of two of 1,279 places each
+    task, stand_in = (create_task(_codes_run(folder, each)) for each in ({"pictures": wide.model_dump()}, narrow))
+    return Trained(task, stand_in, few, max(1, tokens // 2048), 125.5e6)  # a power of two of 1,279 places each
 
 
 def _drawn(pictures: PictureCodes) -> Iterator[Captioned]:
