@@ -15,7 +15,7 @@ from dedloc_kit.organizer.prepare import prepare_demo
 from tests.batches import batches_from
 from tests.commands import dedloc
 
-STEPS = 110
+STEPS = 150
 
 
 def loss_by_frequency(folder: Path) -> float:
