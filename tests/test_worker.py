@@ -100,7 +100,10 @@ def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch
     one = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
     assert one.wait(60.0) == 2
     assert isinstance(events[-1], Failed)
-    assert events[-1].text == "there is no task 'tiny'; choose one of: albert, causal, encoder, span-corruption, swav, text-to-image"
+    assert (
+        events[-1].text
+        == "there is no task 'tiny'; choose one of: albert, causal, encoder, span-corruption, swav, text-to-image"
+    )
     assert not any(isinstance(event, Joined) for event in events)
 
 

@@ -40,7 +40,8 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
     assert "after step 15 it writes: " in trained.stdout
 
     page = ("--dashboard-host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
-    with serving(tmp_path, run / "coordinator", "--span", "0:1", *page) as first:
+    copies = ("--data", f"tokenizer-smoke={given / 'tokenizer-smoke'}")
+    with serving(tmp_path, run / "coordinator", "--span", "0:1", *page, *copies) as first:
         first.wait_for("to serve:", DEADLINE)
         invitation = tmp_path / "runs" / "serve-mine" / "invitation.json"
         layers = json.loads(invitation.read_text())["run"]["config"]["num_hidden_layers"]

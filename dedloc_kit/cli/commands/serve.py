@@ -4,7 +4,17 @@ import argparse
 import re
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_code, add_devices, add_place, add_reach, code_for, positive, url
+from dedloc_kit.cli.options import (
+    Commands,
+    add_code,
+    add_data,
+    add_devices,
+    add_place,
+    add_reach,
+    code_for,
+    positive,
+    url,
+)
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.loading import local
 from dedloc_kit.serving.config import MODEL_ON_HUB
@@ -60,6 +70,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps the identity and what was fetched")
     add_devices(parser)
+    add_data(parser)
     add_place(parser)
     page = parser.add_argument_group("to begin: the live page, and who is told when layers lack servers")
     page.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
@@ -116,7 +127,8 @@ def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
     if re.fullmatch(NAME, name) is None:
         raise UserError(f"--name {name}: the swarm's name is lower-case letters, digits and dashes, at most 48")
     folder = (options.folder or Path("runs") / f"serve-{name}").resolve()
-    peer = parse_server({**settings, "folder": folder, "name": options.name or "organizer", "client_mode": None})
+    beginning = {"folder": folder, "name": options.name or "organizer", "client_mode": None, "data": dict(options.data)}
+    peer = parse_server({**settings, **beginning})
     page = PageSettings(
         options.dashboard_host,
         options.port,
