@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.lib.network import open_network
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from benchmarks.lib.small_parquet import as_parquet
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores
@@ -28,6 +29,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.places import local_copies
+from dedloc_kit.run.task import Source
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
@@ -72,8 +74,10 @@ def main() -> int:
     found: dict[str, list[Measured]] = {way: [] for way in ways}
     for _ in range(options.times):
         for way, trust in ways.items():
-            run = base.model_copy(update={"global_batch": options.global_batch, "trust": trust})
             with tempfile.TemporaryDirectory(prefix="dedloc-checks-") as folder:
+                text = Source(dataset=str(as_parquet(Path(folder) / "text")))
+                data = base.data.model_copy(update={"train": (text,), "evaluation": None})
+                run = base.model_copy(update={"global_batch": options.global_batch, "trust": trust, "data": data})
                 measured = _measured(run, options.volunteers, options.steps, Path(folder))
             found[way].append(measured)
             sent = measured.bytes_per_step

@@ -34,6 +34,7 @@ import numpy as np
 
 from benchmarks.lib.code_data import coded
 from benchmarks.lib.packed_data import packed
+from benchmarks.lib.small_parquet import as_parquet
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.sentences import sentences
@@ -42,7 +43,6 @@ from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_h
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.learning.tasks.batches import batches_of
-from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -66,7 +66,7 @@ def pairs(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
-        sources = [Source(dataset=str(path)) for path in options.text]
+        sources = [Source(dataset=str(path)) for path in options.text or [as_parquet(Path(folder) / "text")]]
         documents = [text for source in sources for text in in_order(source, texts, warn=print)]
         train_tokenizer(islice(cycle(documents), 5_000), options.vocabulary, folder / "tokenizer")
         _write_tokens(documents, folder, options.language)
@@ -236,7 +236,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--text",
         nargs="*",
-        default=[small_text()],
+        default=[],
         metavar="DATASET",
         help="Parquet folders or files, or OWNER/NAME on the Hub; default: the demo's text",
     )

@@ -151,7 +151,7 @@ def published_model(texts: list[str], folder: Path) -> None:
     """A small decoder with a vocabulary of its own, as others have published it."""
     train_tokenizer(iter(texts), 265, folder, "bpe", CAUSAL)
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = LlamaConfig(**small, vocab_size=len(load_tokenizer(str(folder))), max_position_embeddings=64)
+    config = LlamaConfig(**small, vocab_size=len(load_tokenizer(str(folder.absolute()))), max_position_embeddings=64)
     LlamaForCausalLM(config).save_pretrained(folder)
 
 

@@ -17,6 +17,7 @@ from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, sources_toml
+from dedloc_kit.resources import small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.task import Source
@@ -28,7 +29,7 @@ def packed(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
-        text_run = _run(folder, [{"dataset": str(path)} for path in options.text], options)
+        text_run = _run(folder, [{"dataset": str(path)} for path in options.text or [small_text()]], options)
         prepare_tokenizer(text_run, 5_000_000)
         tokens = sum(made.tokens for made in prepare_tokens(text_run, folder / "tokens").values())
         shards = tomllib.loads(sources_toml(text_run, str(folder / "tokens"), None))["data"]["train"]
