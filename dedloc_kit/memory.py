@@ -35,7 +35,7 @@ class Taken(Record):
 
 
 class ReadUpTo(Record):
-    """Where a peer goes on in its data."""
+    """A position in a peer's data, as `sampler.Position`."""
 
     block: Count = 0
     sample: Count = 0
@@ -43,10 +43,10 @@ class ReadUpTo(Record):
 
 
 class DataRead(Record):
-    """What a peer has read of the run's data, and of that for the end of the run."""
+    """How far a peer has read `data.train` and `data.decay`."""
 
-    usual: ReadUpTo | None = None
-    last: ReadUpTo | None = None
+    train: ReadUpTo | None = None
+    decay: ReadUpTo | None = None
 
 
 class SwarmMemory(Record):
@@ -113,7 +113,7 @@ class Memory:
 
 def _as_far_as(memory: SwarmMemory, read: DataRead) -> SwarmMemory:
     """The same with other samples of the same blocks."""
-    blocks = [(each.usual and each.usual.block, each.last and each.last.block) for each in (memory.read, read)]
+    blocks = [(each.train and each.train.block, each.decay and each.decay.block) for each in (memory.read, read)]
     return memory.model_copy(update={"read": read}) if blocks[0] == blocks[1] else memory
 
 

@@ -3647,8 +3647,8 @@ MUTATIONS = (
     Mutation(
         "the samples of a block hang on the microbatch",
         "learning/tasks/batches.py",
-        "                for batch in self._made(block, last):\n",
-        "                self._size = microbatch\n                for batch in self._made(block, last):\n",
+        "                for batch in self._made(block, decay):\n",
+        "                self._size = microbatch\n                for batch in self._made(block, decay):\n",
         "tests/learning/tasks/test_batches.py -k whatever_the_microbatch",
     ),
     Mutation(
@@ -5814,14 +5814,14 @@ MUTATIONS = (
     Mutation(
         "the last mixture is not read",
         "learning/tasks/batches.py",
-        "last() if self._batches.have_last and falls() else usual",
+        "decay() if self._batches.has_decay and falls() else train",
         "usual",
         "tests/learning/tasks/test_batches.py -k the_rate_falls",
     ),
     Mutation(
         "the last mixture comes after what was read ahead",
         "learning/tasks/batches.py",
-        "yield iter(lambda: self._taken(next(last() if self._batches.have_last and falls() else usual)), None)",
+        "yield iter(lambda: self._taken(next(decay() if self._batches.has_decay and falls() else train)), None)",
         "yield Prefetch(iter(lambda: self._taken(next(last() if falls() else usual)), None), ahead)",
         "tests/test_decay.py -k plain_loop",
     ),

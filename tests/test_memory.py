@@ -147,7 +147,7 @@ def test_who_brought_the_last_step_is_remembered_and_stays_so_where_nothing_new_
 
 
 def test_where_the_data_was_read_to_is_remembered_for_this_run_and_peer_alone(tmp_path: Path) -> None:
-    read = DataRead(usual=ReadUpTo(block=7, sample=40), last=ReadUpTo(block=2**32, sample=3))
+    read = DataRead(train=ReadUpTo(block=7, sample=40), decay=ReadUpTo(block=2**32, sample=3))
     Memory(tmp_path, RUN, "QmMe", port=1).update({}, read=read)
     assert data_read(tmp_path, RUN, "QmMe") == read
     assert data_read(tmp_path, RUN, "QmOther") == data_read(tmp_path, "other", "QmMe") == DataRead()
@@ -163,8 +163,8 @@ def test_another_sample_of_the_same_block_alone_is_written_only_at_once(tmp_path
     memory = Memory(tmp_path, RUN, "QmMe", port=1)
 
     def after(block: int, sample: int, at_once: bool = False) -> ReadUpTo | None:
-        memory.update({}, read=DataRead(usual=ReadUpTo(block=block, sample=sample)), at_once=at_once)
-        return data_read(tmp_path, RUN, "QmMe").usual
+        memory.update({}, read=DataRead(train=ReadUpTo(block=block, sample=sample)), at_once=at_once)
+        return data_read(tmp_path, RUN, "QmMe").train
 
     assert after(0, 8) == ReadUpTo(block=0, sample=8)
     assert after(0, 16) == ReadUpTo(block=0, sample=8)

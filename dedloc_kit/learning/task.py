@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
@@ -74,15 +74,6 @@ Options = TypeVar("Options", bound=Section)
 _logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class OwnSamples(Protocol):
-    """A task that needs no data: it makes its samples itself."""
-
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
-        ...
-
-
 class Task(ABC):
     """What a run learns, made from the run's configuration alone, so that all peers have the same.
 
@@ -127,6 +118,13 @@ class Task(ABC):
             {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": decay},
             {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
         ]
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch] | None:
+        """Batches that a task makes without the run's data, without end; `seed` decides what they hold.
+
+        None: they are made of records, by `read`, `examples` and `collate`.
+        """
+        return None
 
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Any]:
         """The records of a shard, as `data.sources.shards.Reader`; texts, unless a task reads something else."""

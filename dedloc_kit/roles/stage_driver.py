@@ -22,7 +22,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.roles.data import feed_of, read_by
+from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
@@ -152,7 +152,7 @@ class _Driving:
 
     def _remember(self, memory: Memory, feed: Feed, at_once: bool = False) -> None:
         try:
-            memory.update({}, read=read_by(feed), at_once=at_once)
+            memory.update({}, read=positions_of(feed), at_once=at_once)
         except OSError as error:
             _log.warning("what was read cannot be kept (%s)", error.strerror)
 

@@ -22,7 +22,7 @@ from dedloc_kit.machine.stage_room import stages_that_fit
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.roles.data import feed_of, read_by
+from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.run.peer import PeerConfig
@@ -216,10 +216,10 @@ class _Work:
                 self._organizer.wait_while_paused(self._stop)
                 self._turn()
                 if (move := self._planned()) is not None and (goes := self._go(move)) is not None:
-                    remember(self._memory, me, read_by(feed), at_once=True)
+                    remember(self._memory, me, positions_of(feed), at_once=True)
                     return goes
             self._leave()
-            remember(self._memory, me, read_by(feed), at_once=True)
+            remember(self._memory, me, positions_of(feed), at_once=True)
             return None
 
     def _turn(self) -> None:
@@ -238,7 +238,7 @@ class _Work:
         member.follow()
         if (mine := me.optimizer.tracker.mine) is not None:
             member.upload = mine.upload
-        remember(self._memory, me, read_by(self._feed))
+        remember(self._memory, me, positions_of(self._feed))
         gone = set[str]()
         while not member.gone.empty():
             gone.add(member.gone.get())

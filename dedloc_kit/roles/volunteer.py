@@ -15,7 +15,7 @@ from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, tell
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.batches import loader_of
-from dedloc_kit.learning.train.computing.cards import Caller, Cards
+from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
@@ -23,7 +23,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.roles.data import feed_of, read_by
+from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
@@ -126,7 +126,7 @@ def volunteer(
                 me.replicas,
                 [mixing.counted(task.loss) for task in tasks],
                 batches,
-                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica, line_of),
+                Callbacks(me.optimizer.refresh, me.optimizer.leave_out_replica, line_of),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
                 prepare=me.task.prepare,
             )
@@ -164,7 +164,7 @@ def volunteer(
                 twin.check()
                 answer()
                 _train_on(cards, me, mixing, emit)
-                remember(memory, me, read_by(feed))
+                remember(memory, me, positions_of(feed))
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
             while stop.is_set() and me.optimizer.tally.samples:
@@ -177,7 +177,7 @@ def volunteer(
                     _train_on(cards, me, mixing, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
-            remember(memory, me, read_by(feed), at_once=True)
+            remember(memory, me, positions_of(feed), at_once=True)
             mixing.leave()
         me.optimizer.leave()
         if peer.export is not None:

@@ -37,7 +37,7 @@ class LoaderDied(RuntimeError):
 
 
 class BatchProcess:
-    """The process, as its parent sees it; see `Loader` for what each method promises."""
+    """The parent's end of the worker process; see `Loader` for what each method promises."""
 
     def __init__(self, make: Make, warn: Warn, ahead: int) -> None:
         context = get_context("fork")
@@ -169,7 +169,7 @@ class _Count(NamedTuple):
 
 
 class _Parent:
-    """The process that takes the batches, as the one that makes them sees it."""
+    """The worker's end of the pipe to its parent process."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -205,7 +205,7 @@ class _Parent:
         return found
 
 
-class _Telling(QueueHandler):
+class _PipeHandler(QueueHandler):
     """Sends log records to the parent process."""
 
     def __init__(self, parent: _Parent) -> None:
@@ -217,7 +217,7 @@ class _Telling(QueueHandler):
 
 
 def _live(make: Make, pipe: Connection, far: Connection, ahead: int, parent: int) -> None:
-    """What the forked process does, until the parent wants no more or is gone."""
+    """The worker's main function, until the parent kills it or is gone."""
     far.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -237,7 +237,7 @@ def _serve(make: Make, pipe: Connection, ahead: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = _Parent(pipe)
     ours = logging.getLogger(_OURS)
-    ours.handlers, ours.propagate = [_Telling(parent)], False
+    ours.handlers, ours.propagate = [_PipeHandler(parent)], False
     with suppress(EOFError, OSError):  # the parent process is gone
         _make(make, parent, ahead)
 

@@ -57,7 +57,7 @@ class Origin:
 
 
 class Position(NamedTuple):
-    """Where a peer goes on in its data."""
+    """A position in a peer's data."""
 
     block: int = 0
     sample: int = 0
@@ -65,7 +65,7 @@ class Position(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of a file, in shares: from `begin / size` to `end / size` of it."""
+    """A fraction of a file: from `begin / size` to `end / size`."""
 
     file: int
     begin: int
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What a place of a block holds."""
+    """Consecutive bytes of one source, read at one place of a block."""
 
     source: int
     pieces: tuple[Piece, ...]
@@ -83,7 +83,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a source, as a listing tells them.
+    """The files of a source and their sizes.
 
     :param sizes: of each in bytes
     :param weight: its share of what is read, in tokens, relative to other sources
@@ -102,7 +102,7 @@ class Files:
         return list(accumulate(self.sizes))
 
     def between(self, begin: int, end: int) -> tuple[Piece, ...]:
-        """What lies there on the line."""
+        """The pieces of files between two byte offsets of the concatenated source."""
         pieces, file = [], bisect_right(self.ends, begin)
         while begin < end:
             size = self.sizes[file]
@@ -120,7 +120,7 @@ def chunk_size(stretch: int) -> int:
 
 
 class _Source:
-    """How a source is cut."""
+    """A source cut into chunks and stretches."""
 
     def __init__(self, files: Files, stretch: int) -> None:
         total = files.ends[-1] if files.ends else 0
@@ -153,7 +153,7 @@ class _Source:
 
 
 class Layout:
-    """How the sources of a mixture are cut, the same for all peers. Raises ValueError if one of them has no bytes.
+    """All sources cut into chunks and stretches, the same for all peers. Raises ValueError if one of them has no bytes.
 
     :param stretch: bytes, as `STRETCH`
     """
@@ -180,7 +180,7 @@ class Layout:
 
 
 class Order:
-    """What the blocks of one peer hold.
+    """The order in which one peer reads a layout.
 
     :param seed: of the run and the peer
     """
@@ -210,11 +210,11 @@ class Order:
         return tuple(found)
 
     def seed(self, number: int) -> int:
-        """For all that is drawn in a block."""
+        """The seed of all random choices in a block."""
         return seed_of(self._seed, "block", number)
 
     def _counts(self, chunks: int) -> list[int]:
-        """How many of so many chunks are of each source: as close to its share as whole numbers are."""
+        """How many of the first `chunks` chunks belong to each source, rounded to its share."""
         counts = []
         for share, phase in zip(self._layout.shares[:-1], self._phases[:-1], strict=True):
             counts.append((chunks * share + phase) // _ONE)
@@ -222,7 +222,7 @@ class Order:
         return [*counts, chunks]
 
     def _chunk(self, source: int, ordinal: int) -> int:
-        """The chunk that comes after so many others of a source, pass after pass."""
+        """The chunk at an ordinal of a source's passes, each pass in its own permutation."""
         number, index = divmod(ordinal, self._layout.sources[source].count)
         if self._passes.get(source, (-1,))[0] != number:
             seed = seed_of(self._seed, "pass", source, number)
@@ -231,5 +231,5 @@ class Order:
 
 
 def permutation(count: int, seed: int) -> NDArray[Any]:
-    """So many numbers from 0 on, in an order that is the same with all versions of numpy."""
+    """A random permutation of `range(count)`, the same with all versions of numpy."""
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")

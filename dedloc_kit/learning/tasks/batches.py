@@ -17,7 +17,7 @@ from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks
 from dedloc_kit.learning.data.sources.losses import HOPELESS
 from dedloc_kit.learning.data.sources.stream import Prefetch
-from dedloc_kit.learning.task import Batch, OwnSamples, Task, create_task
+from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces
 from dedloc_kit.run.config import RunConfig
@@ -26,7 +26,7 @@ from dedloc_kit.run.task import Source
 
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""
-USUAL, LAST = Position(0), Position(DECAY)
+TRAIN_START, DECAY_START = Position(0), Position(DECAY)
 """Where the data begins, and where that of `data.decay` does."""
 WIDE_STRETCH = 2**23
 """Bytes of a stretch where all microbatches have the same size: of a block a part of one is given up at its end, so it
@@ -63,8 +63,8 @@ def after(batch: Batch) -> Position:
 
 
 class Batches:
-    """The batches of a run's data that follow from a seed (`seed_for`): those of `data.train`, and from `LAST` on those
-    of `data.decay`.
+    """The batches of a run's data in the order of a seed (`seed_for`): those of `data.train`, and from `DECAY_START` on
+    those of `data.decay`.
 
     Each holds `ORIGIN`, but where a task makes its samples without data. For one thread at a time.
 
@@ -75,7 +75,7 @@ class Batches:
     def __init__(self, run: RunConfig, task: Task, seed: int, warn: Warn, module: str | None = None) -> None:
         self._run, self._warn = run, warn
         self.seed = seed
-        self._task = cache(lambda last: create_task(run_on(run, run.data.decay), module) if last else task)
+        self._task = cache(lambda decay: create_task(run_on(run, run.data.decay), module) if decay else task)
         # Who asks for a microbatch often asks for its neighbour.
         self._again = lru_cache(maxsize=1)(self._read_again)
         self._blocks = cache(self._open)
@@ -84,29 +84,30 @@ class Batches:
         self._exact = run.microbatch is not None
 
     @property
-    def have_last(self) -> bool:
-        """Whether the run has data for its end."""
+    def has_decay(self) -> bool:
+        """Whether the run names `data.decay`."""
         return bool(self._run.data.decay)
 
-    def batches(self, microbatch: int, position: Position = USUAL) -> Iterator[Batch]:
+    def batches(self, microbatch: int, position: Position = TRAIN_START) -> Iterator[Batch]:
         """Batches without end, from a position on, at most `microbatch` samples in each.
 
         Raises UserError, at once or while reading, if the data is not there, or if very many blocks in a row make no
         sample.
         """
-        last = position.block >= DECAY
-        task = self._task(last)
-        if isinstance(task, OwnSamples):
-            return task.batches(microbatch, seed_of(self.seed, "decay") if last else self.seed, self._warn)
-        return self._from(self._open(last), last, microbatch, position)
+        decay = position.block >= DECAY
+        task = self._task(decay)
+        own = task.batches(microbatch, seed_of(self.seed, "decay") if decay else self.seed, self._warn)
+        if own is not None:
+            return own
+        return self._from(self._open(decay), decay, microbatch, position)
 
-    def _from(self, blocks: Blocks, last: bool, microbatch: int, position: Position) -> Iterator[Batch]:
-        barren, first = 0, DECAY if last else 0
+    def _from(self, blocks: Blocks, decay: bool, microbatch: int, position: Position) -> Iterator[Batch]:
+        barren, first = 0, DECAY if decay else 0
         with Prefetch(blocks.from_block(position.block - first), 1) as found:
             for block in found:
                 barren += 1
                 skipped = position.sample if block.number + first == position.block else 0
-                for batch in self._made(block, last):
+                for batch in self._made(block, decay):
                     barren, count = 0, samples_in(batch)
                     if skipped < count:
                         rest = {name: values[skipped:] for name, values in batch.items()} if skipped else batch
@@ -125,51 +126,51 @@ class Batches:
         Raises ValueError if there is none, and Unread if its block cannot be read here.
         """
         number, begin = divmod(origin.position, self._size)
-        last = origin.block >= DECAY
-        if last and not self._run.data.decay:
+        decay = origin.block >= DECAY
+        if decay and not self._run.data.decay:
             raise ValueError("the run has no data for its end")
         if begin + origin.samples <= self._size:  # else no device can have got it, and nothing has to be read for it
-            batch = self._batch(self._again(origin.block, origin.missing), last, number)
+            batch = self._batch(self._again(origin.block, origin.missing), decay, number)
             part = {name: values[begin : begin + origin.samples] for name, values in batch.items()}
             if part and samples_in(part) == origin.samples:
                 return part
         raise ValueError(f"the data holds no microbatch {origin}")
 
     def _read_again(self, number: int, missing: int | None) -> Block:
-        last = number >= DECAY
-        return self._blocks(last).again(number - DECAY if last else number, missing)
+        decay = number >= DECAY
+        return self._blocks(decay).again(number - DECAY if decay else number, missing)
 
-    def _batch(self, block: Block, last: bool, number: int) -> Batch:
+    def _batch(self, block: Block, decay: bool, number: int) -> Batch:
         """The batch of this number of a block, or nothing. What comes after the one that was asked for last is read on
         from there."""
         open_block, rest, before, batch = self._open_block
         if open_block is not block or number < before:
-            rest, before, batch = self._made(block, last), -1, {}
+            rest, before, batch = self._made(block, decay), -1, {}
         for _ in range(number - before):
             if not (batch := next(rest, {})):
                 break
         self._open_block = block, rest, number, batch
         return batch
 
-    def _open(self, last: bool) -> Blocks:
-        task, data = self._task(last), self._run.data
+    def _open(self, decay: bool) -> Blocks:
+        task, data = self._task(decay), self._run.data
         return Blocks(
-            data.decay if last else data.train,
+            data.decay if decay else data.train,
             task.read,
-            seed=seed_of(self.seed, "decay") if last else self.seed,
+            seed=seed_of(self.seed, "decay") if decay else self.seed,
             warn=self._warn,
             checked=self._run.trust.checks == "on",
             **({"stretch": WIDE_STRETCH} if self._exact else {}),
         )
 
-    def _made(self, block: Block, last: bool) -> Iterator[Batch]:
-        position, task = 0, self._task(last)
+    def _made(self, block: Block, decay: bool) -> Iterator[Batch]:
+        position, task = 0, self._task(decay)
         for batch in task.batches_of(block.items, self._size, block.seed):
             samples = samples_in(batch)
             if samples < self._size and self._exact:  # of a loss that looks at several samples together
                 return
             origins = torch.empty(samples, 3, dtype=torch.int64)
-            origins[:, 0] = block.number + (DECAY if last else 0)
+            origins[:, 0] = block.number + (DECAY if decay else 0)
             origins[:, 1] = _NONE if block.missing is None else block.missing
             origins[:, 2] = torch.arange(position, position + samples)
             position += samples
@@ -198,10 +199,14 @@ class Feed:
     """
 
     def __init__(
-        self, batches: Batches, usual: Position = USUAL, last: Position = LAST, loader: Loader | None = None
+        self,
+        batches: Batches,
+        train: Position = TRAIN_START,
+        decay: Position = DECAY_START,
+        loader: Loader | None = None,
     ) -> None:
         self._batches, self._loader = batches, loader
-        self.usual, self.last = usual, last
+        self.train, self.decay = train, decay
         """Where it goes on: after the batches that were taken."""
 
     @contextmanager
@@ -212,26 +217,26 @@ class Feed:
             other mixture is then not in its way, and waits
         """
         with ExitStack() as stack:
-            usual: Iterator[Batch]
+            train: Iterator[Batch]
             if self._loader is not None:
-                usual = stack.enter_context(self._loader.start(microbatch, self._batches.seed, *self.usual))
+                train = stack.enter_context(self._loader.start(microbatch, self._batches.seed, *self.train))
             else:
-                usual = stack.enter_context(Prefetch(self._batches.batches(microbatch, self.usual), ahead))
+                train = stack.enter_context(Prefetch(self._batches.batches(microbatch, self.train), ahead))
 
-            def read_last() -> Iterator[Batch]:
-                yield from self._batches.batches(microbatch, self.last)
+            def read_decay() -> Iterator[Batch]:
+                yield from self._batches.batches(microbatch, self.decay)
 
             @cache
-            def last() -> Iterator[Batch]:
-                return stack.enter_context(Prefetch(read_last(), ahead))
+            def decay() -> Iterator[Batch]:
+                return stack.enter_context(Prefetch(read_decay(), ahead))
 
-            yield iter(lambda: self._taken(next(last() if self._batches.have_last and falls() else usual)), None)
+            yield iter(lambda: self._taken(next(decay() if self._batches.has_decay and falls() else train)), None)
 
     def _taken(self, batch: Batch) -> Batch:
         if ORIGIN in batch:
             position = after(batch)
             if position.block >= DECAY:
-                self.last = position
+                self.decay = position
             else:
-                self.usual = position
+                self.train = position
         return batch

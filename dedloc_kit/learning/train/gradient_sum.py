@@ -145,7 +145,7 @@ class GradientSum:
             pending, self._pending = self._pending, None
             return None if pending is None else Cut(pending, self.layout, self._copies)
 
-    def told(self) -> tuple[int, float]:
+    def totals(self) -> tuple[int, float]:
         """The samples of the sum, and the sum of their losses. Waits for the device; `samples` is right afterwards."""
         with self._lock:
             pending, mark = self._pending, self._copies.mark()

@@ -14,9 +14,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.tasks.batches import (
-    LAST,
+    DECAY_START,
     ORIGIN,
-    USUAL,
+    TRAIN_START,
     Batches,
     Feed,
     after,
@@ -82,7 +82,7 @@ def test_any_microbatch_is_made_again_from_its_name_bit_for_bit(
 @pytest.mark.parametrize("name", ["albert", "causal", "swav"])
 def test_a_session_goes_on_where_the_one_before_stopped(name: str, run_of: Callable[..., RunConfig]) -> None:
     run = with_last(run_of(name))
-    for begin in (USUAL, LAST):
+    for begin in (TRAIN_START, DECAY_START):
         whole = list(islice(made(run, 7).batches(1, begin), 200))
         stopped = list(islice(made(run, 7).batches(3, begin), 11))[-1]
         samples = [after(each) for each in whole].index(after(stopped)) + 1
@@ -188,14 +188,14 @@ def test_a_feed_knows_where_it_goes_on_in_either_mixture(tmp_path: Path) -> None
         falls = True
         last = list(islice(batches, 3))
     assert [origin_of(batch).block for batch in (*usual, *last)] == [0, 0, 0, DECAY, DECAY, DECAY]
-    assert (first.usual, first.last) == (after(usual[-1]), after(last[-1])), "what was read ahead is not used up"
+    assert (first.train, first.decay) == (after(usual[-1]), after(last[-1])), "what was read ahead is not used up"
     for batch in (*usual, *last):
         assert equal(made(run, 5).derive(origin_of(batch)), batch)
     assert not torch.equal(usual[0]["input_ids"], last[0]["input_ids"])
     falls = False
-    second = Feed(made(run, 5), first.usual, first.last)
+    second = Feed(made(run, 5), first.train, first.decay)
     with second.batches(3, lambda: falls, ahead=2) as batches:
-        assert origin_of(next(batches)).position == first.usual.sample
+        assert origin_of(next(batches)).position == first.train.sample
 
 
 def test_the_data_of_a_peer_is_its_own_and_another_runs_is_another(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import Batches, Feed, seed_for
-from dedloc_kit.learning.train.computing.cards import Caller, Cards
+from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.gradients.gradients import Gradients
@@ -100,7 +100,7 @@ class Volunteer:
         task = create_task(world.run)
         feed = Feed(Batches(world.run, task, seed_for(world.run, peer), pytest.fail))
         batches = world.stack.enter_context(feed.batches(kind.microbatch, lambda: False, ahead=2))
-        caller = Caller(self._refresh, self._gradients.leave_out, line_of)
+        caller = Callbacks(self._refresh, self._gradients.leave_out, line_of)
         options: Any = {"in_step": False, "prepare": task.prepare, "half": lambda _: kind.half}
         self._cards = Cards([self._replica], [task.loss], batches, caller, **options)
         world.stack.callback(self._cards.close)

@@ -16,7 +16,7 @@ from dedloc_kit.learning.data.sampler import DECAY
 from dedloc_kit.learning.data.sources.blocks import Blocks, Unread
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import Batches, Feed, seed_for
-from dedloc_kit.learning.train.computing.cards import Caller, Cards
+from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.learning.train.gradients.gradients import Gradients
@@ -77,7 +77,7 @@ class Volunteer:
     @contextmanager
     def at_work(self, microbatch: int) -> Iterator[None]:
         with self._feed.batches(microbatch, lambda: self.falls, ahead=2) as batches:
-            caller = Caller(self._refresh, self.gradients.leave_out, line_of)
+            caller = Callbacks(self._refresh, self.gradients.leave_out, line_of)
             options: Any = {"in_step": False, "prepare": self.prepare, "half": lambda _: self.half}
             self.cards = Cards([self.replica], [self.loss], batches, caller, **options)
             yield

@@ -1,4 +1,4 @@
-"""The documents of blocks: each is entered without what came before it, so that anybody reads again what somebody read.
+"""Reads the documents of a block without what comes before it, so that an auditor can read any block again.
 
 Which parts of which files a block holds, `data/sampler.py` says.
 """

@@ -1,4 +1,4 @@
-"""Files that stay open while one stretch of them is read after the other: what was fetched is used before it goes."""
+"""An LRU cache of open files and decoded row groups, so that consecutive stretches fetch nothing twice."""
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -33,7 +33,7 @@ Reading = TypeVar("Reading", bound=Rows)
 
 @dataclass(eq=False)
 class OpenFiles:
-    """What one reader has open; for one thread."""
+    """The cache of one reader; not thread-safe."""
 
     _rows: list[tuple[Hashable, Rows]] = field(default_factory=list)
     """Those used last come last."""

@@ -1,4 +1,4 @@
-"""Files that are read from their beginning only, such as packed ones, part by part."""
+"""Sequential reading of files that cannot be entered in the middle, such as compressed ones."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice

@@ -20,8 +20,8 @@ from dedloc_kit.learning.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
 """The columns: a list of ids, and a list of the number of tokens up to each sentence's end."""
-VOCABULARY, TOTAL = b"dedloc_kit.vocabulary", b"dedloc_kit.tokens"
-"""The keys of the vocabulary's hash and of the number of tokens in a file's metadata."""
+VOCABULARY = b"dedloc_kit.vocabulary"
+"""The key of the vocabulary's hash in a file's metadata."""
 GROUP_TOKENS, GROUP_DOCUMENTS = 2**17, 500
 """What one row group holds at most: a reader fetches it at once. A single longer document has one of its own."""
 FILE_TOKENS = 32_000_000
@@ -81,7 +81,6 @@ def write_token_shard(documents: Iterable[Document], path: Path, vocabulary_hash
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
                 number, total = number + len(group), total + sum(len(document.ids) for document in group)
                 group = next(groups, None)
-            writer.add_key_value_metadata({TOTAL: str(total)})
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -106,32 +105,6 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
         tokens += len(document.ids)
     if group:
         yield group
-
-
-def tokens_in(shard: Shard, vocabulary_hash: str, warn: Warn) -> int:
-    """How many tokens a file of token ids holds, from its metadata alone. Errors as `read_token_shard`."""
-    retries = Retries(shard.path, warn)
-    while True:
-        try:
-            with opened(shard.path, parquet=True) as content, Parquet(content) as file:
-                _check(file.schema, vocabulary_hash)
-                return _total(file.metadata)
-        except Unusable as error:
-            raise Unusable(f"{shard.path} {error}") from None
-        except Exception as error:
-            retries.wait_or_raise(error)
-
-
-def _total(metadata: Any) -> int:
-    """What the file says; raises Unusable if its row groups say otherwise."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    values = sum(column.num_values for column in columns if column.path_in_schema.startswith(f"{TOKENS}."))
-    said = (metadata.metadata or {}).get(TOTAL, b"")[:20]
-    # An empty list counts as a value.
-    if not said.isdigit() or not values - metadata.num_rows <= int(said) <= values:
-        raise Unusable(f"does not say how many tokens it holds; {_AGAIN}")
-    return int(said)
 
 
 def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: Warn) -> Iterator[Document]:

@@ -34,8 +34,8 @@ def _unnamed(batch: Batch, step: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Caller:
-    """Whoever lets the cards work."""
+class Callbacks:
+    """What the cards ask of the training loop."""
 
     refresh: Callable[[int], None]
     """Lets a replica take over the newest parameters."""
@@ -45,7 +45,7 @@ class Caller:
 
 
 class InlineExecutor(Executor):
-    """Calls at once: a lone card needs no thread of its own."""
+    """Runs each call at once in the calling thread, for a single card."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -111,7 +111,7 @@ class _Worker:
 
 
 class Cards:
-    """Lets them work; use it in one thread, and `close` it.
+    """All cards of a host on one stream of batches; use it in one thread, and `close` it.
 
     :param losses: one for each replica, for a task may keep something from one microbatch to the next
     :param stream: batches, which come to whichever card is next
@@ -125,7 +125,7 @@ class Cards:
         replicas: Sequence[Replica],
         losses: Sequence[Loss],
         stream: Iterator[Batch],
-        caller: Caller,
+        caller: Callbacks,
         *,
         in_step: bool,
         prepare: Prepare = dict,
@@ -170,7 +170,7 @@ class Cards:
         return sorted(computed, key=attrgetter("replica"))
 
     def recompute(self, wanted: Wanted) -> Part | None:
-        """Compute on a card that waits what somebody else has computed, as `training.recomputing.Again`. Call it when
+        """Compute on a card that waits what somebody else has computed, as `recomputing.Again`. Call it when
         all that the cards have computed is taken. None also if no card waits, or none takes so many samples."""
         worker = next((worker for worker in self._workers if worker not in self._working.values()), None)
         if worker is None or samples_in(wanted.batch) > MOST_TIMES * worker.most:

@@ -1,4 +1,4 @@
-"""By what a loss is multiplied before it goes backward, so that small gradients do not vanish in float16."""
+"""Dynamic loss scaling for float16, so that small gradients do not underflow."""
 
 import math
 from collections.abc import Iterator

@@ -94,7 +94,7 @@ class LocalSteps:
 
     def _told(self) -> dict[int, tuple[int, float]]:
         """Of how many samples each sum is, and the sum of their losses."""
-        return {number: replica.gradients.told() for number, replica in self._replicas.items()}
+        return {number: replica.gradients.totals() for number, replica in self._replicas.items()}
 
     def _count(self, told: dict[int, tuple[int, float]]) -> None:
         """These have become part of a local step."""

@@ -8,10 +8,9 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
-from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.text import token_shards
-from dedloc_kit.learning.data.text.token_shards import read_token_shard, tokens_in, write_token_shards
+from dedloc_kit.learning.data.text.token_shards import read_token_shard, write_token_shards
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source
 
@@ -48,27 +47,6 @@ def test_what_is_read_is_what_was_written_over_several_files(tmp_path: Path) -> 
     assert [file.name for file in files] == [f"train-{number:05d}.parquet" for number in range(3)]
     assert same([document for file in files for document in read(file)], documents)
     assert all(document.ids.dtype == np.uint16 and document.ids.base is None for document in read(files[0]))
-
-
-def test_a_file_tells_how_many_tokens_it_holds(tmp_path: Path) -> None:
-    documents = list(make(1200))
-    total = write_token_shards(iter(documents), tmp_path, HASH, 1000)
-    shard = Shard(str(tmp_path / "train-00000.parquet"), "parquet")
-    assert tokens_in(shard, HASH, fail) == total
-    with pytest.raises(Unusable, match="another tokenizer"):
-        tokens_in(shard, "other", fail)
-
-
-@pytest.mark.parametrize("said", [None, b"", b"-3", b"x", b"0", b"4", b"9" * 5000])
-def test_a_file_that_lies_about_its_tokens_is_refused(tmp_path: Path, said: bytes | None) -> None:
-    columns = {
-        "tokens": pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint16())),
-        "sentences": pyarrow.array([[2], [1]], pyarrow.list_(pyarrow.uint32())),
-    }
-    metadata = {token_shards.VOCABULARY: HASH} | ({} if said is None else {token_shards.TOTAL: said})
-    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), tmp_path / "lies.parquet")
-    with pytest.raises(Unusable, match="does not say how many tokens it holds"):
-        tokens_in(Shard(str(tmp_path / "lies.parquet"), "parquet"), HASH, fail)
 
 
 def test_a_row_group_has_a_bounded_number_of_tokens(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.train.computing.card import Prepare
-from dedloc_kit.learning.train.computing.cards import MOST_TIMES, Caller, Cards
+from dedloc_kit.learning.train.computing.cards import MOST_TIMES, Callbacks, Cards
 from dedloc_kit.learning.train.computing.recomputing import Wanted
 from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.gradients.gradients import Gradients
@@ -43,7 +43,7 @@ class Host:
         self.replicas = [Replica(self.state, CPU) for _ in range(count)]
         self.gradients = self._gradients(run)
         self.batches = task.batches(MICROBATCH, 5, lambda _: None)
-        caller = Caller(self._refresh, self.gradients.leave_out)
+        caller = Callbacks(self._refresh, self.gradients.leave_out)
         given = losses or count * [task.loss]
         self.cards = Cards(self.replicas, given, self.batches, caller, in_step=in_step, prepare=prepare)
         self.samples = 0
