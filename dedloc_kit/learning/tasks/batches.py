@@ -4,6 +4,7 @@ A block's samples have a fixed order, whatever size of microbatch suits a device
 of which a microbatch is a part.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.batch_process import LoaderDied
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks
@@ -32,6 +34,7 @@ WIDE_STRETCH = 2**23
 """Bytes of a stretch where all microbatches have the same size: of a block a part of one is given up at its end, so it
 has to hold many. Such tasks learn from pictures."""
 _NONE = -1
+_log = logging.getLogger(__name__)
 
 Warn = Callable[[str], None]
 
@@ -195,7 +198,8 @@ class Feed:
     """What a volunteer trains on: its data from where it stopped, and while the learning rate falls that of
     `data.decay`, if that names anything.
 
-    :param loader: a `loader_of` this run, which makes the batches of `data.train`; none: a thread does
+    :param loader: a `loader_of` this run, which makes the batches of `data.train`; none, or once its process has died:
+        a thread does
     """
 
     def __init__(
@@ -217,11 +221,23 @@ class Feed:
             other mixture is then not in its way, and waits
         """
         with ExitStack() as stack:
-            train: Iterator[Batch]
-            if self._loader is not None:
-                train = stack.enter_context(self._loader.start(microbatch, self._batches.seed, *self.train))
+
+            def read_train() -> Iterator[Batch]:
+                return stack.enter_context(Prefetch(self._batches.batches(microbatch, self.train), ahead))
+
+            def read_loader(loader: Loader) -> Iterator[Batch]:
+                try:
+                    yield from loader
+                    return
+                except LoaderDied as error:
+                    _log.warning("%s; this process makes them now", error)
+                yield from read_train()
+
+            if self._loader is None:
+                train = read_train()
             else:
-                train = stack.enter_context(Prefetch(self._batches.batches(microbatch, self.train), ahead))
+                started = self._loader.start(microbatch, self._batches.seed, *self.train)
+                train = read_loader(stack.enter_context(started))
 
             def read_decay() -> Iterator[Batch]:
                 yield from self._batches.batches(microbatch, self.decay)

@@ -1,5 +1,7 @@
 """Microbatches by name: of every task, with either mixture, from session to session."""
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.tasks.batches import (
@@ -196,6 +199,27 @@ def test_a_feed_knows_where_it_goes_on_in_either_mixture(tmp_path: Path) -> None
     second = Feed(made(run, 5), first.train, first.decay)
     with second.batches(3, lambda: falls, ahead=2) as batches:
         assert origin_of(next(batches)).position == first.train.sample
+
+
+@pytest.mark.child
+def test_a_feed_goes_on_where_its_process_was_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal")
+
+    def make(_warn: Callable[[str], None], microbatch: int, seed: int, block: int, sample: int) -> Iterator[Batch]:
+        for batch in made(run, seed).batches(microbatch, Position(block, sample)):
+            yield {**batch, "pid": torch.full((samples_in(batch),), os.getpid())}
+
+    batches = made(run, 5)
+    with Feed(batches, loader=Loader(make, pytest.fail, 2, fork=True)).batches(3, lambda: False, ahead=2) as taken:
+        found = [next(taken)]
+        os.kill(int(found[0]["pid"][0]), signal.SIGKILL)
+        found += islice(taken, 6)
+    assert "pid" not in found[-1]
+    for batch, right in zip(found, made(run, 5).batches(3), strict=False):
+        assert equal({name: values for name, values in batch.items() if name != "pid"}, right)
+    (record,) = caplog.records
+    assert "was killed by signal 9" in record.getMessage()
 
 
 def test_the_data_of_a_peer_is_its_own_and_another_runs_is_another(tmp_path: Path) -> None:
