@@ -72,7 +72,7 @@ def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:
     batches = batches_of(task.run, task, BATCH, 0, print)
     found = [task.evaluate(model).metrics["bits per byte"]]
     for step in range(steps):
-        task.loss(model, task.prepare(next(batches)), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).mean.backward()
         for parameter in model.parameters():
             if step < frozen and parameter is not embeddings:
                 parameter.grad = None

@@ -156,7 +156,7 @@ def train(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]]) 
     if variant.codec is None:
         for batches in steps:
             for batch in batches:
-                (learner.task.loss(learner.model, learner.task.prepare(batch), learner.step) / PEERS).backward()
+                (learner.task.loss(learner.model, learner.task.prepare(batch), learner.step).mean / PEERS).backward()
             learner.update()
         return 0
     all_reduce = AllReduce(learner.layout, variant.codec, variant.feedback)
@@ -189,7 +189,7 @@ def train_locally(learner: Learner, variant: Variant, steps: Sequence[Sequence[B
         for number, peer in enumerate(peers):
             begin = peer.weights()
             for batches in steps[first : first + variant.local_steps]:
-                peer.task.loss(peer.model, peer.task.prepare(batches[number]), peer.step).backward()
+                peer.task.loss(peer.model, peer.task.prepare(batches[number]), peer.step).mean.backward()
                 peer.update(variant.local_rate)
             ways.append(peer.weights() - begin)
         averages.append(all_reduce.average([-way for way in ways]))

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dedloc_kit.display.human import some
 from dedloc_kit.events import AnyEvent, Hosted, State, Warned
 from dedloc_kit.experts.calls import Experts, Microbatch, counting
@@ -17,8 +15,8 @@ from dedloc_kit.experts.keeping import Keeping
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
-from dedloc_kit.learning.task import Batch
-from dedloc_kit.learning.train.computing.card import Loss, samples_in
+from dedloc_kit.learning.task import Batch, Loss
+from dedloc_kit.learning.train.computing.card import LossFunction, samples_in
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.run.config import RunConfig
@@ -132,10 +130,10 @@ class Mixing:
         """From now on gradients count; those of trials do not."""
         self._counts = True
 
-    def counted(self, loss: Loss) -> Loss:
+    def counted(self, loss: LossFunction) -> LossFunction:
         """The loss of a task, whose gradients count for the step after the one whose parameters the model holds."""
 
-        def counted(model: Any, batch: Batch, step: int) -> Tensor:
+        def counted(model: Any, batch: Batch, step: int) -> Loss:
             if not self._counts:
                 return loss(model, batch, step)
             with counting(Microbatch(step + 1, samples_in(batch))):
@@ -202,7 +200,7 @@ class Unmixed(Mixing):
     def begin(self) -> None:
         pass
 
-    def counted(self, loss: Loss) -> Loss:
+    def counted(self, loss: LossFunction) -> LossFunction:
         return loss
 
     def stepped(self, step: GlobalStep) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dedloc_kit.learning.task import Batch, Example, Feature, Task, prepared, rows
+from dedloc_kit.learning.task import Batch, Example, Feature, Loss, Task, prepared, rows
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.section import PositiveInt, Section
 
@@ -63,15 +63,16 @@ class Bytes(Task):
             yield from rows({"ids": ids.astype(np.int64)})
             del waiting[:whole]
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
         scores = model(input_ids=batch["ids"][:, :-1]).logits.float()
-        return functional.cross_entropy(scores.flatten(0, 1), batch["ids"][:, 1:].flatten())
+        labels = batch["ids"][:, 1:].flatten()
+        return Loss.of(functional.cross_entropy(scores.flatten(0, 1), labels), len(labels))
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module) -> Evaluation:
         held_out = self.collate(self.held_out_examples(self.options.evaluation_samples))
         batch = prepared(self, held_out, next(model.parameters()).device)
-        return Evaluation(loss=float(self.loss(model, batch, 0)))
+        return Evaluation(loss=float(self.loss(model, batch, 0).mean))
 
 
 TASKS = {"bytes": Bytes}

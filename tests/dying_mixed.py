@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Ticket, current_microbatch
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.swarm.experts import deadline
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.protocol import Call
@@ -33,7 +34,7 @@ IN_STEP = 6
 
 
 class PacedMixed(tiny_mixed.TinyMixed):
-    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Loss:
         time.sleep(float(os.environ.get("MIXED_PAUSE", "0")))
         return super().loss(model, batch, step)
 

@@ -3526,6 +3526,13 @@ MUTATIONS = (
         "tests/swarm/audits/test_audit.py -k accuses",
     ),
     Mutation(
+        "the weight of a microbatch is what its author says",
+        "swarm/audits/audit.py",
+        "if not math.isclose(one.weight, other.weight, rel_tol=1e-6):",
+        "if False:",
+        "tests/swarm/audits/test_audit.py -k 'lies or accuses'",
+    ),
+    Mutation(
         "a large enough norm excuses any lie",
         "swarm/audits/audit.py",
         "return max(difference(one.projections, [other]), norms)",
@@ -4445,14 +4452,14 @@ MUTATIONS = (
     Mutation(
         "samples of a microbatch that is not finite count",
         "learning/train/gradient_sum.py",
-        "tail = torch.stack([finite.float(), torch.where(finite, loss, 0.0)])",
-        "tail = torch.stack([torch.ones_like(loss), torch.where(finite, loss, 0.0)])",
+        "            self.samples -= added.samples\n            self.weight -= added.weight\n",
+        "            pass\n",
         "tests/learning/train/test_gradient_sum.py -k not_finite",
     ),
     Mutation(
         "a round begins with what is claimed instead of what there is",
         "learning/train/gradient_sum.py",
-        "return Snapshot(self._layout.views(host[:-_TAIL]), int(samples), loss,",
+        "return Snapshot(self._layout.views(host[:-_TAIL]), pending.samples, loss,",
         "return Snapshot(self._layout.views(host[:-_TAIL]), self.samples, loss,",
         "tests/learning/train/computing/test_waits.py -k claimed",
     ),

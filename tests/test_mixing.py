@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
 from dedloc_kit.experts.calls import ExpertName, Experts, Microbatch, current_microbatch
-from dedloc_kit.learning.task import create_task
+from dedloc_kit.learning.task import Loss, create_task
 from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
@@ -148,9 +148,9 @@ def test_a_volunteer_waits_while_no_expert_answers_and_only_what_follows_trials_
 
     assert mixing.await_experts(over)
 
-    def loss(model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         told.append(current_microbatch())
-        return torch.zeros(())
+        return Loss.of(torch.zeros(()), 1)
 
     counted = mixing.counted(loss)
     counted(torch.nn.Identity(), {"x": torch.zeros(4, 2)}, 7)

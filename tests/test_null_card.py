@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.lib.null_card import BACKWARD, CALL, FORWARD, OUTPUT, PINNED, NullCards, NullCopies, Waits, drive
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Batch, Card
 from dedloc_kit.learning.train.flat_model import FlatModel
 
@@ -42,13 +43,13 @@ class Loop:
     def _spend(self, *_: object) -> None:
         self.time += self.launch
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
         self.cards.begin_microbatch()
         found: Tensor = model(batch["x"]).square().mean()
         if self.reads:
             assert found.item() >= 0.0
         self.cards.put_output()
-        return found
+        return Loss.of(found, len(batch["x"]))
 
     def step(self) -> None:
         assert self.card.submit({"x": torch.ones(2, 8)})

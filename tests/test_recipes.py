@@ -193,7 +193,7 @@ def learned(run: RunConfig) -> list[float]:
     optimizer = build_optimizer(run.optimizer, task.groups(model))
     losses = []
     for batch in islice(batches_from(task, 8, 0, print), 8):
-        loss = task.loss(model, task.prepare(batch), 0)
+        loss = task.loss(model, task.prepare(batch), 0).mean
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = run.optimizer.learning_rate

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.task import ParamGroup, Task
+from dedloc_kit.learning.task import Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
@@ -79,7 +79,7 @@ class TinyTask(Task):
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
 
-    def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         time.sleep(self._pause)
         while os.path.exists(os.environ.get("TINY_HOLD", "")):
             time.sleep(0.02)
@@ -88,8 +88,8 @@ class TinyTask(Task):
         if 0 < self._lost_at <= self._batches + 1 and threading.current_thread().name.startswith("device 1"):
             raise torch.OutOfMemoryError
         self._batches += 1
-        loss: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
-        return loss * math.nan if self._batches == self._nan_at else loss
+        mean: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
+        return Loss.of(mean * math.nan if self._batches == self._nan_at else mean, len(batch["x"]))
 
     def evaluate(self, model: torch.nn.Module) -> Evaluation:
         time.sleep(float(os.environ.get("TINY_EVALUATION", "0")))

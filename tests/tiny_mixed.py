@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
-from dedloc_kit.learning.task import Feature, ParamGroup, Task
+from dedloc_kit.learning.task import Feature, Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import Section
@@ -46,16 +46,16 @@ class TinyMixed(Task):
         while True:
             yield {"x": torch.randn(microbatch, TOKENS, WIDTH, generator=generator)}
 
-    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Loss:
         first, mixture, last = model
         hidden = first(batch["x"])
         made = last(hidden + mixture(hidden))
-        loss: Tensor = ((made - batch["x"].abs().roll(1, dims=2)) ** 2).mean()
-        return loss + self._settings.balance * imbalance_of(model)
+        mean = ((made - batch["x"].abs().roll(1, dims=2)) ** 2).mean()
+        return Loss.of(mean + self._settings.balance * imbalance_of(model), len(made))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         with torch.no_grad():
-            return Evaluation(loss=float(self.loss(model, next(self.batches(64, 0, print)), 0)))
+            return Evaluation(loss=float(self.loss(model, next(self.batches(64, 0, print)), 0).mean))
 
 
 TASKS = {"tiny-mixed": TinyMixed}

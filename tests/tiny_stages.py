@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Feature, ParamGroup, Task
+from dedloc_kit.learning.task import Feature, Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import Section
@@ -116,9 +116,8 @@ class TinyStages(Task):
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
 
-    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
-        loss: Tensor = model(batch)
-        return loss
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Loss:
+        return Loss.of(model(batch), len(batch["labels"]))
 
     def evaluate(self, model: Any) -> Evaluation:
         with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.tasks.encoder import Encoder
 from tests.tiny import wait_for_start
@@ -21,7 +22,7 @@ class ToldCausal(Causal):
         wait_for_start()
         yield from super().batches_of(items, microbatch, seed)
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         _pause()
         return super().loss(model, batch, step)
 
@@ -31,7 +32,7 @@ class ToldEncoder(Encoder):
         wait_for_start()
         yield from super().batches_of(items, microbatch, seed)
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         _pause()
         return super().loss(model, batch, step)
 

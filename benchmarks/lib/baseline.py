@@ -94,7 +94,7 @@ def with_hivemind(role: Role) -> None:
     )
     step = optimizer.local_epoch
     for batch in _batches(role, run, task, microbatch):
-        task.loss(model, task.prepare(batch), 0).backward()
+        task.loss(model, task.prepare(batch), 0).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
         if optimizer.local_epoch != step:
@@ -110,7 +110,7 @@ def alone(role: Role) -> None:
     due = None
     for batch in _batches(role, run, task, microbatch):
         due = due or time.monotonic() + seconds
-        task.loss(model, task.prepare(batch), 0).backward()
+        task.loss(model, task.prepare(batch), 0).mean.backward()
         microbatches += 1
         if time.monotonic() >= due:
             torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], 1 / microbatches)

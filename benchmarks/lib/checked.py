@@ -150,13 +150,15 @@ class _Asked:
     def own(self, question: Recompute) -> Found:
         try:
             with self._lock:
-                found = [self._gradient(question, line) for line in Work.read_all(question.work)]
+                lines = Work.read_all(question.work)
+                found = [self._gradient(question, line) for line in lines]
         except ValueError:  # there is no such microbatch
             return Found()
         parts = [each[question.begin : question.end] for each in found]
         return Found(
             projections=tuple(tuple(project(part, question.seed).tolist()) for part in parts),
             norms=tuple(float(each.norm()) for each in found),
+            weights=tuple(float(line.samples) for line in lines),  # by which members are averaged here
         )
 
     def _gradient(self, question: Recompute, line: Work) -> Tensor:

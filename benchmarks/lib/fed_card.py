@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.lib.null_card import NullCards, NullCopies, Waits, drive, host_rate
 from benchmarks.lib.null_runs import Data, Trained, batches_ahead, batches_here, trained
-from dedloc_kit.learning.task import Batch
+from dedloc_kit.learning.task import Batch, Loss
 from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.microbatch import MAX_SECONDS
 from dedloc_kit.learning.train.flat_model import FlatModel
@@ -113,7 +113,7 @@ def fed(name: str, made: Trained, kind: Kind, source: str, microbatches: int, re
     copies = NullCopies(cards, made.parameters / size, host_rate())
     replica = FlatModel(model, torch.device("cpu"), copies)
 
-    def loss(model: nn.Module, batch: Batch, step: int) -> Tensor:
+    def loss(model: nn.Module, batch: Batch, step: int) -> Loss:
         with cards.elsewhere():
             few = made.few(batch)
         cards.begin_microbatch(samples_in(batch) / samples)

@@ -100,7 +100,8 @@ class Gang:
             return _as_sent(self._sent[author], question)
         found = truth()
         if self.how.answers == "accuses" and author not in self:
-            return Found(projections=tuple(tuple(-x for x in each) for each in found.projections), norms=found.norms)
+            opposite = tuple(tuple(-x for x in each) for each in found.projections)
+            return found.model_copy(update={"projections": opposite})
         return found
 
 
@@ -138,4 +139,4 @@ def _as_sent(vector: Tensor, question: Recompute) -> Found:
     """So that it adds up, whatever was sent."""
     count = len(Work.read_all(question.work))
     projections = tuple(project(vector[question.begin : question.end], question.seed).tolist())
-    return Found(projections=(projections,) * count, norms=(float(vector.norm()),) * count)
+    return Found(projections=(projections,) * count, norms=(float(vector.norm()),) * count, weights=(1.0,) * count)

@@ -27,7 +27,7 @@ class Learner:
     def gradient(self, batch: Batch) -> Tensor:
         """The gradient of a batch's mean loss as a flat vector."""
         return self._flat(
-            torch.autograd.grad(self.task.loss(self.model, self.task.prepare(batch), self.step), self.parameters)
+            torch.autograd.grad(self.task.loss(self.model, self.task.prepare(batch), self.step).mean, self.parameters)
         )
 
     def set_gradient(self, flat: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.lib.task import Device, simulated_run, wait_for_start
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
-from dedloc_kit.learning.task import Feature, ParamGroup, Task
+from dedloc_kit.learning.task import Feature, Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import Section
@@ -58,12 +58,12 @@ class SimulatedMixed(Task):
         while True:
             yield {"x": torch.randn(microbatch, TOKENS, self._settings.width, generator=generator)}
 
-    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Loss:
         time.sleep(self.options.seconds)
         self._device.begin()
         loss = self._loss(model, batch)
         self._device.watch(loss, len(batch["x"]))
-        return loss
+        return Loss.of(loss, len(batch["x"]))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         generator = torch.Generator().manual_seed(0)

@@ -44,7 +44,7 @@ class PlainLoop:
             share = samples / total
             # The experts weight gradients by samples themselves, as they do for trainers that know of no total yet.
             with counting(Microbatch(self.step + 1, samples)), loss_scaled(share):
-                loss = self._task.loss(self.model, self._task.prepare(batch), self.step) * share
+                loss = self._task.loss(self.model, self._task.prepare(batch), self.step).mean * share
             loss.backward()
             mean += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.max_gradient_norm)

@@ -129,7 +129,7 @@ def train(stages: Stages, variant: Pipelined, steps: Sequence[Sequence[Batch]]) 
     for batches in steps:
         for batch in batches:
             if variant.travel is None:
-                (stages.task.loss(stages.whole, stages.task.prepare(batch), stages.step) / len(batches)).backward()
+                (stages.task.loss(stages.whole, stages.task.prepare(batch), stages.step).mean / len(batches)).backward()
             else:
                 sent += stages.add_gradients(batch, 1 / len(batches), variant.travel)
         waiting.append(stages.take_gradients())

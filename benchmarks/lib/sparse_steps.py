@@ -247,7 +247,7 @@ def together(learner: Learner, star: Star | None, steps: Sequence[Batch], worker
     """One step with the whole of each batch; with a star, on the mean of the workers' gradients as they travel."""
     for batch in steps:
         if star is None:
-            learner.task.loss(learner.model, learner.task.prepare(batch), learner.step).backward()
+            learner.task.loss(learner.model, learner.task.prepare(batch), learner.step).mean.backward()
         else:
             gradients = [learner.gradient(part_of(batch, number, workers)) for number in range(workers)]
             learner.set_gradient(star.average(gradients))
@@ -263,7 +263,9 @@ def train(learner: Learner, local: Local, star: Star, steps: Sequence[Batch], wo
         for number, peer in enumerate(peers):
             peer.set_weights(common)
             for batch in steps[first : first + inner]:
-                peer.task.loss(peer.model, peer.task.prepare(part_of(batch, number, workers)), peer.step).backward()
+                peer.task.loss(
+                    peer.model, peer.task.prepare(part_of(batch, number, workers)), peer.step
+                ).mean.backward()
                 peer.update()
         learner.set_gradient(star.average([common - peer.weights() for peer in peers]))
         outer.step()

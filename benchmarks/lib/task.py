@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Task
+from dedloc_kit.learning.task import Loss, Task
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
@@ -95,7 +95,7 @@ class SimulatedTask(Task):
         while True:
             yield {"x": torch.zeros(microbatch, 1)}
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         parameters = list(model.parameters())
         if self._noise is None:
             size = sum(parameter.numel() for parameter in parameters) + SPREAD
@@ -105,7 +105,7 @@ class SimulatedTask(Task):
         offset = seed_of(os.getpid(), self._microbatches) % SPREAD
         loss: Tensor = _ReadyGradients.apply(self._noise[offset:], *parameters)  # type: ignore[no-untyped-call]
         self._device.watch(loss, len(batch["x"]))
-        return loss
+        return Loss.of(loss, len(batch["x"]))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         return Evaluation(loss=1.0)
@@ -149,10 +149,10 @@ class WatchedAlbert(Albert):
         wait_for_start()
         yield from super().batches_of(items, microbatch, seed)
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         self._device.begin()
         loss = super().loss(model, batch, step)
-        self._device.watch(loss, len(batch["input_ids"]))
+        self._device.watch(loss.total, len(batch["input_ids"]))
         return loss
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Feature, ParamGroup, Task
+from dedloc_kit.learning.task import Feature, Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
@@ -88,17 +88,17 @@ class WideStages(Task):
             ids = torch.randint(0, VOCABULARY, (microbatch, LENGTH), generator=generator)
             yield {"input_ids": ids, "labels": (ids + 1) % VOCABULARY}
 
-    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor], step: int) -> Loss:
         hidden: Tensor | None = None
         for stage, part in zip(self._stages, model, strict=True):
             hidden = stage.forward(part, hidden, batch)
         assert hidden is not None
-        return hidden
+        return Loss.of(hidden, len(batch["labels"]))
 
     def evaluate(self, model: Any) -> Evaluation:
         (batch,) = self.held_out_batches()
         with torch.no_grad():
-            return self.evaluation_of(float(self.loss(model, batch, 0)))
+            return self.evaluation_of(float(self.loss(model, batch, 0).mean))
 
     def held_out_batches(self) -> Sequence[dict[str, Tensor]]:
         return [next(self.batches(4, 0, lambda _: None))]

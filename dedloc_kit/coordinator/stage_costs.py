@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
-from dedloc_kit.learning.task import Batch, StageTask, Task
+from dedloc_kit.learning.task import Batch, Loss, StageTask, Task
 from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
@@ -130,7 +130,7 @@ class _Trial:
         self._stage, self._model, self._sample, self._device = stage, model, sample, device
         self._half = half_precision(device)
         replica = FlatModel(model, device)
-        self._card = Card(replica, lambda m, batch, step: self._loss(m, batch), self._half)
+        self._card = Card(replica, lambda m, batch, step: Loss.of(self._loss(m, batch), 1), self._half)
 
     def seconds(self, tokens: int) -> float:
         """Of a forward call and a backward call, which computes forward again."""

@@ -23,6 +23,7 @@ from dedloc_kit.learning.types import (
     Batch,
     Example,
     Feature,
+    Loss,
     ParamGroup,
     StageTask,
     Usage,
@@ -49,6 +50,7 @@ __all__ = [
     "Batch",
     "Example",
     "Feature",
+    "Loss",
     "ParamGroup",
     "StageTask",
     "Task",
@@ -170,8 +172,9 @@ class Task(ABC):
         return batch
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
-        """The mean loss over a prepared batch that is on the model's device: a scalar with a gradient.
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        """The loss over a prepared batch that is on the model's device. However a batch is divided, the sums of its
+        parts are its sum: a further term has a factor that the run fixes, such as the labels expected of a sample.
 
         :param step: the finished global steps whose parameters the model holds. What changes in the course of a run
             follows it, so that all peers agree; it makes a jump when a peer has caught up.

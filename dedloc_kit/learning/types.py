@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,27 @@ WITHOUT: Mapping[Feature, str] = {
     "init_from": "begins with no published model",
     "probe": "makes no features of samples",
 }
+
+
+class Loss(NamedTuple):
+    """The loss of a batch as a sum and the weight that it is over: sums and weights of batches of any size add up.
+
+    A weight is known on the host, from the shapes of a prepared batch, so that no device is waited for.
+    """
+
+    total: torch.Tensor
+    """A scalar with a gradient."""
+    weight: float
+    """Labels, or samples where all have as many of them; 0 if nothing has a label."""
+
+    @classmethod
+    def of(cls, mean: torch.Tensor, weight: float) -> Loss:
+        """Of a mean over so much."""
+        return cls(mean * weight, weight)
+
+    @property
+    def mean(self) -> torch.Tensor:
+        return self.total / (self.weight or 1.0)
 
 
 @dataclass(frozen=True)

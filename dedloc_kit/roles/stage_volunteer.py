@@ -14,7 +14,7 @@ from dedloc_kit.blocks.plans.stages import Move, Stage
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
-from dedloc_kit.learning.task import StageTask, Task, create_task
+from dedloc_kit.learning.task import Loss, StageTask, Task, create_task
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
@@ -76,9 +76,10 @@ class _Gradients:
 
     def accumulate(self, loss: float, samples: int) -> bool:
         gradients = self._replica.gradients
-        added = gradients.add(torch.tensor(loss, device=self._replica.device), samples, self._replica.step)
+        mean = torch.tensor(loss, device=self._replica.device)
+        added = gradients.add(Loss.of(mean, samples), samples, self._replica.step)
         _, finite = gradients.outcome(added)
-        self._optimizer.count([Computed(0, samples, loss, finite)])
+        self._optimizer.count([Computed(0, samples, loss, samples, finite)])
         return finite
 
     def forget(self) -> bool:

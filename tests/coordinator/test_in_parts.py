@@ -20,7 +20,7 @@ def test_parts_of_held_out_batches_make_the_same_evaluation(tmp_path: Path) -> N
     @torch.no_grad()
     def losses(parts: Sequence[Batch]) -> list[float]:
         sizes.extend(len(part["labels"]) for part in parts)
-        return [task.loss(model, task.prepare(part), 0).item() for part in parts]
+        return [task.loss(model, task.prepare(part), 0).mean.item() for part in parts]
 
     found = evaluated_in_parts(task, 3, losses)
     assert max(sizes) == 3

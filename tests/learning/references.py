@@ -143,7 +143,7 @@ class Training:
     def loss(self, batch: Batch, step: int) -> float:
         """Add the gradients of a batch's mean loss to those that are there."""
         with counting(Microbatch(step + 1, len(next(iter(batch.values()))))):
-            loss = self.task.loss(self.model, prepared(self.task, batch), step)
+            loss = self.task.loss(self.model, prepared(self.task, batch), step).mean
         loss.backward()
         return float(loss.detach())
 

@@ -39,7 +39,7 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
             while taken < samples:
                 batch = next(batches[peer])
                 taken += samples_in(batch)
-                loss = task.loss(model, task.prepare(batch), step) * (samples_in(batch) / total)
+                loss = task.loss(model, task.prepare(batch), step).mean * (samples_in(batch) / total)
                 loss.backward()
             assert taken == samples
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)

@@ -18,7 +18,7 @@ _SHARE = 32
 
 
 def output_loss(hidden: Tensor, output: nn.Linear, labels: Tensor, softcap: float | None = None) -> Tensor:
-    """The mean cross-entropy of `output(hidden)` for `labels`, as a scalar in float32.
+    """The mean cross-entropy of `output(hidden)` for `labels`, as a scalar in float32; 0 of no tokens.
 
     The scores are made in chunks, and the gradients at once with them: so nothing is computed twice, and what is kept
     for the backward pass are the gradients themselves.
@@ -100,10 +100,11 @@ class _OutputLoss(torch.autograd.Function):
                 if capped is not None:
                     errors.mul_(1 - capped.square_())
                 _add(gradients, start, errors, part, cast)
-        ctx.count, ctx.dtype = len(hidden), hidden.dtype
+        count = max(1, len(hidden))
+        ctx.count, ctx.dtype = count, hidden.dtype
         ctx.save_for_backward(gradients[0])
         ctx.of_output = gradients[1:]  # not saved: what watches the memory that samples take does not count it
-        return total / len(hidden)
+        return total / count
 
     @staticmethod
     @once_differentiable

@@ -16,7 +16,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
 from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
 from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
-from dedloc_kit.learning.task import Batch, Example, Feature, Usage, prepared, rows
+from dedloc_kit.learning.task import Batch, Example, Feature, Loss, Usage, prepared, rows
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import (
     TextOptions,
@@ -152,34 +152,40 @@ class Albert(TextTask):
             kept["attention_mask"] = mask[:, None, None]
         return {**kept, **places_of(labels)}
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
-        """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        """That of all labels, and that of each sample's order, which counts as much as the labels that a full sample
+        has as a rule. (AlbertForPreTraining adds the two means: what a token counts would depend on its batch.)
 
         Only the masked positions have labels, so only they go through the output layer: at 512 tokens and a vocabulary
         of 32,000 the scores of one sample would otherwise take 65 MB.
         """
-        token_scores, order_scores = _scores(model, batch, self.options.model.classifier_dropout_prob)
-        return _loss(token_scores, order_scores, batch)
+        return self._loss(*_scores(model, batch, self.options.model.classifier_dropout_prob), batch)
+
+    def _loss(self, token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> Loss:
+        # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
+        masked = functional.cross_entropy(token_scores.float(), batch[TARGETS], reduction="sum")
+        order = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"], reduction="sum")
+        expected = self.options.mask_probability * self.options.sequence_length
+        return Loss(masked + expected * order, len(batch[TARGETS]))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        loss = samples = masked = guessed = ordered = 0.0
+        losses, samples, guessed, ordered = [], 0, 0.0, 0.0
         batches = self._evaluation_batches()
         with evaluating(model) as device:
             for kept in batches:
                 batch = prepared(self, kept, device)
                 token_scores, order_scores = _scores(model, batch)
-                size = len(order_scores)
-                loss += _loss(token_scores, order_scores, batch).item() * size
-                samples += size
-                masked += len(token_scores)
+                losses.append(self._loss(token_scores, order_scores, batch))
+                samples += len(order_scores)
                 guessed += (token_scores.argmax(-1) == batch[TARGETS]).sum().item()
                 ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
             filled: tuple[FillMask, ...] = ()
             if self._fill_mask:
                 batch = prepared(self, tensors(self._fill_mask.arrays), device)
                 filled = self._fill_mask.filled(_scores(model, batch)[0])
+        loss, masked = (float(sum(each)) for each in zip(*losses, strict=True))
         metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
-        return Evaluation(loss=loss / samples, metrics=metrics, samples=filled, held_out=self.held_out_hash)
+        return Evaluation(loss=loss / masked, metrics=metrics, samples=filled, held_out=self.held_out_hash)
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
@@ -222,10 +228,3 @@ def _scores(model: nn.Module, batch: Batch, dropout: float = 0.0) -> tuple[torch
     if model.training and dropout:
         pooled = pooled * batch[_KEPT] / (1 - dropout)
     return albert.predictions(at_places(hidden, batch[PLACES])), albert.sop_classifier.classifier(pooled)
-
-
-def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> torch.Tensor:
-    # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
-    masked_loss = functional.cross_entropy(token_scores.float(), batch[TARGETS])
-    order_loss = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"])
-    return masked_loss + order_loss

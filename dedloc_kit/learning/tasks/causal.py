@@ -24,7 +24,7 @@ from dedloc_kit.learning.models.parts import Cut, check_divisible, copies
 from dedloc_kit.learning.models.stage import DecoderStage
 from dedloc_kit.learning.models.to_transformers import stock, why_not_stock
 from dedloc_kit.learning.models.with_experts import check_experts, give_experts
-from dedloc_kit.learning.task import Batch, Feature, StageTask, Usage, prepared
+from dedloc_kit.learning.task import Batch, Feature, Loss, StageTask, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import dropping, evaluating, tensors
 from dedloc_kit.learning.tasks.text.continuation import Continuations
@@ -157,13 +157,16 @@ class Causal(PackedTask):
             labels[inputs == self.end] = IGNORED
         return {"input_ids": inputs, "position_ids": pack.positions, "labels": labels}
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        """With experts their imbalance counts for each token of a sample."""
         transformer: Any = model
         hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"], batch[BOUNDS])
-        loss = self._loss(model, transformer.get_output_embeddings(), hidden, batch)
-        if self.run.experts is not None:
-            loss = loss + self.run.experts.balance * imbalance_of(model)
-        return loss
+        mean = self._loss(model, transformer.get_output_embeddings(), hidden, batch)
+        loss = Loss.of(mean, len(batch[TARGETS]))
+        if self.run.experts is None:
+            return loss
+        factor = self.run.experts.balance * batch["input_ids"].numel()
+        return loss._replace(total=loss.total + factor * imbalance_of(model))
 
     def targets(self, labels: torch.Tensor) -> Batch:
         return {TARGETS: labels.flatten()} if self.begin == self.end else super().targets(labels)
@@ -180,11 +183,8 @@ class Causal(PackedTask):
         """
         batches = self.held_out_batches()
         with evaluating(model) as device:
-            nats = tokens = 0.0
-            for kept in batches:
-                labels = self.weight(kept)
-                nats += self.loss(model, prepared(self, kept, device), 0).item() * labels
-                tokens += labels
+            losses = [self.loss(model, prepared(self, kept, device), 0) for kept in batches]
+            nats, tokens = (float(sum(each)) for each in zip(*losses, strict=True))
             samples = self._continuations.written(model) if self._continuations else ()
         return self.evaluation_of(nats / tokens).model_copy(update={"samples": samples})
 

@@ -16,7 +16,7 @@ from dedloc_kit.learning.data.tokenizers.special_tokens import MASKED
 from dedloc_kit.learning.models.families import ENCODERS
 from dedloc_kit.learning.models.output_loss import best_tokens, output_loss
 from dedloc_kit.learning.models.packed_attention import BOUNDS
-from dedloc_kit.learning.task import Batch, Usage, prepared
+from dedloc_kit.learning.task import Batch, Loss, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import evaluating, tensors
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
@@ -57,9 +57,11 @@ class Encoder(PackedTask):
         masked, labels = self.masker.masked(pack.ids.astype(np.int32), rng)
         return {"input_ids": masked, "position_ids": pack.positions, "labels": labels}
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
         transformer: Any = model
-        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), batch[TARGETS])
+        targets = batch[TARGETS]
+        mean = output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), targets)
+        return Loss.of(mean, len(targets))
 
     def _hidden(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """What the output layer gets of the masked tokens alone: nothing else is scored."""

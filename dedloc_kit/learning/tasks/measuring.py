@@ -21,10 +21,11 @@ def training_loss(run: RunConfig, task: Task, model: torch.nn.Module, seed: int,
     """
     device = next(model.parameters()).device
     losses = [
-        float(task.loss(model, prepared(task, batch, device), 0))
+        task.loss(model, prepared(task, batch, device), 0)
         for batch in islice(batches_of(run, task, SAMPLES, seed, warn), BATCHES)
     ]
-    return sum(losses) / len(losses)
+    total, weight = (float(sum(each)) for each in zip(*losses, strict=True))
+    return total / weight
 
 
 def hash_of(batches: Iterable[Batch]) -> str:

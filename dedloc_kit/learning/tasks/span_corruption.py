@@ -19,7 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 from dedloc_kit.learning.data.packing import Packer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, bos_eos, require
 from dedloc_kit.learning.models.families import Family
-from dedloc_kit.learning.task import Batch, Example, Feature, Usage, prepared, rows
+from dedloc_kit.learning.task import Batch, Example, Feature, Loss, Usage, prepared, rows
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, dropping, evaluating
 from dedloc_kit.records.evaluation import Evaluation
@@ -101,17 +101,17 @@ class SpanCorruption(TextTask):
         marked = np.where(first, self.sentinels[first.cumsum(axis=1) - 1], ids)[~gaps | first]
         return np.pad(marked.reshape(len(ids), -1), ((0, 0), (0, 1)), constant_values=self.end)
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
-        loss: torch.Tensor = model(input_ids=batch["input_ids"], labels=batch["labels"], use_cache=False).loss
-        return loss
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        mean = model(input_ids=batch["input_ids"], labels=batch["labels"], use_cache=False).loss
+        return Loss.of(mean, batch["labels"].numel())
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         examples = self.held_out_examples(self.options.evaluation_samples)
         batches = [self.collate(examples[at : at + _TOGETHER]) for at in range(0, len(examples), _TOGETHER)]
         with evaluating(model) as device:
-            on_device = (prepared(self, batch, device) for batch in batches)
-            total = sum(self.loss(model, batch, 0).item() * len(batch["labels"]) for batch in on_device)
-        return Evaluation(loss=total / len(examples), held_out=hash_of(batches))
+            losses = [self.loss(model, prepared(self, batch, device), 0) for batch in batches]
+        total, weight = (float(sum(each)) for each in zip(*losses, strict=True))
+        return Evaluation(loss=total / weight, held_out=hash_of(batches))
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModelForSeq2SeqLM` and `AutoTokenizer` of transformers load."""

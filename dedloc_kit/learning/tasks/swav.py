@@ -37,7 +37,7 @@ from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import Shard, Warn
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
-from dedloc_kit.learning.task import Batch, Example, Feature, ParamGroup, Task, prepared, rows
+from dedloc_kit.learning.task import Batch, Example, Feature, Loss, ParamGroup, Task, prepared, rows
 from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
@@ -178,7 +178,8 @@ class Swav(Task):
             found |= zip(_of(name), prepare_crops(batch[name], kind.size), strict=True)
         return found
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        """Assignments are made within a batch, so what one of several samples counts depends on the others."""
         assert isinstance(model, SwavModel)
         frozen = step < self.options.frozen_prototypes
         embeddings, scores = self._views(model, batch, frozen)
@@ -190,7 +191,8 @@ class Swav(Task):
             assignments = [torch.where(full, *pair) for pair in zip(beside, assignments, strict=True)]
         if self.options.queue:
             self._queue.add(large)
-        return swapped_loss(scores, assignments, self.options.temperature)
+        mean = swapped_loss(scores, assignments, self.options.temperature)
+        return Loss.of(mean, len(batch["pictures"]))
 
     def _views(self, model: SwavModel, batch: Batch, frozen: bool = False) -> tuple[tuple[torch.Tensor, ...], ...]:
         """The embeddings and the scores of each crop."""

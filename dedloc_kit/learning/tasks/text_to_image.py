@@ -22,7 +22,7 @@ from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.output_loss import output_loss
 from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
-from dedloc_kit.learning.task import Batch, Example, Feature, ParamGroup, Task, Usage
+from dedloc_kit.learning.task import Batch, Example, Feature, Loss, ParamGroup, Task, Usage
 from dedloc_kit.learning.tasks.drawing.generation import generate
 from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
@@ -74,14 +74,15 @@ class TextToImage(Task):
         """Captions with their places filled up, some left out, and codes."""
         return (self._example(each, rng.random() >= self.options.unconditional) for each in records)
 
-    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
+        """Captions are filled up, so all samples have as many tokens and codes."""
         assert isinstance(model, DrawingTransformer)
         captions, codes = batch["captions"], batch["codes"]
         after_tokens, after_codes = model(captions, codes[:, :-1])
         of_text = output_loss(after_tokens.flatten(0, 1), model.text_output, captions[:, 1:].flatten())
         of_codes = output_loss(after_codes.flatten(0, 1), model.code_output, codes.flatten())
         weight = self.options.image_weight
-        return (of_text + weight * of_codes) / (1 + weight)
+        return Loss.of((of_text + weight * of_codes) / (1 + weight), len(captions))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The loss of the codes after their captions, what it is without them or with others, and drawings."""

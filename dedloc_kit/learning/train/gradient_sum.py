@@ -1,4 +1,4 @@
-"""Gradients of one model added up on its device over microbatches, with how many samples they stand for."""
+"""Gradients of one model added up on its device over microbatches, with what they are over."""
 
 import threading
 from collections.abc import Sequence
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.aligned import AlignedLayout
 from dedloc_kit.learning.train.copies import Copies, Readout
 
-_TAIL = 2
-"""Values behind a sum: how many samples it is over, and the sum of their losses."""
+_TAIL = 1
+"""Values behind a sum: the sum of the losses."""
 
 
 @dataclass(eq=False)
@@ -19,13 +20,14 @@ class Added:
     """A microbatch whose gradient has been added to a sum, or was masked out there since it is not finite."""
 
     samples: int
+    weight: float
     work: bytes
     scale: float
     """What its loss was multiplied with before it went backward."""
     readout: Readout
 
     def read(self) -> tuple[float, bool]:
-        """Its loss, and whether it counts; waits until the device has computed that."""
+        """Its mean loss, and whether it counts; waits until the device has computed that."""
         loss, finite = self.readout.read()
         return loss, bool(finite)
 
@@ -37,7 +39,8 @@ class Pending:
     total: Tensor
     """float32 [layout.size + _TAIL]"""
     samples: int = 0
-    """Without those of microbatches that are known not to be finite."""
+    """Without those of microbatches that are known not to be finite; so the weight."""
+    weight: float = 0.0
     step: int = 0
     """The oldest parameters that the gradients were computed with."""
     work: list[bytes] = field(default_factory=list)
@@ -46,6 +49,7 @@ class Pending:
     def add(self, added: Added, step: int) -> None:
         self.step = min(self.step, step) if self.samples else step
         self.samples += added.samples
+        self.weight += added.weight
         self.unread[added] = None
 
     def learn(self, added: Added, finite: bool) -> None:
@@ -55,6 +59,7 @@ class Pending:
         del self.unread[added]
         if not finite:
             self.samples -= added.samples
+            self.weight -= added.weight
         elif added.work:
             self.work.append(added.work)
 
@@ -65,14 +70,27 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class LossSum:
+    """As `Loss`, once the device has computed it."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def __add__(self, other: "LossSum") -> "LossSum":
+        return LossSum(self.total + other.total, self.weight + other.weight)
+
+    def __sub__(self, other: "LossSum") -> "LossSum":
+        return LossSum(self.total - other.total, self.weight - other.weight)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A sum, copied to the CPU."""
 
     gradients: list[Tensor]
-    """Of each parameter, multiplied with samples."""
+    """Of each parameter: of the sum of the losses."""
     samples: int
-    loss: float
-    """Summed over the samples."""
+    loss: LossSum
     step: int
     work: tuple[bytes, ...]
 
@@ -106,27 +124,27 @@ class GradientSum:
             return 0 if self._pending is None else self._pending.samples
 
     @torch.no_grad()
-    def add(self, loss: Tensor, samples: int, step: int, work: bytes = b"", scale: float = 1.0) -> Added:
+    def add(self, loss: Loss, samples: int, step: int, work: bytes = b"", scale: float = 1.0) -> Added:
         """Add the gradient that the last backward pass has left, and clear it. Nothing waits for the device.
 
-        What is not finite is masked out together with its samples: one such number would poison everyone's average.
+        What is not finite is masked out together with its weight: one such number would poison everyone's average.
         The norm overflows well before the gradients do, so what is added does not overflow in the average either.
 
-        :param loss: the mean over the samples, a scalar on the device, without the scale
+        :param loss: on the device, without the scale; its mean, times the scale, is what went backward
         :param step: the global step whose parameters it was computed with
         :param work: a line that names the samples; empty where nobody asks for it
         """
         self._check()
-        loss = loss.detach().float()
-        finite = torch.linalg.vector_norm(self.vector).isfinite() & loss.isfinite()
+        mean = loss.mean.detach().float()
+        finite = torch.linalg.vector_norm(self.vector).isfinite() & mean.isfinite()
         self.vector.masked_fill_(~finite, 0.0)
-        tail = torch.stack([finite.float(), torch.where(finite, loss, 0.0)])
-        added = Added(samples, work, scale, self._copies.readout(torch.stack([loss, finite.float()])))
+        told = self._copies.readout(torch.stack([mean, finite.float()]))
+        added = Added(samples, loss.weight, work, scale, told)
         with self._lock:
             if self._pending is None:
                 self._pending = Pending(self.vector.new_zeros(self.layout.size + _TAIL))
-            self._pending.total[:-_TAIL].add_(self.vector, alpha=samples / scale)
-            self._pending.total[-_TAIL:].add_(tail, alpha=samples)
+            self._pending.total[:-_TAIL].add_(self.vector, alpha=loss.weight / scale)
+            self._pending.total[-_TAIL:].add_(torch.where(finite, mean, 0.0), alpha=loss.weight)
             self._pending.add(added, step)
         self.vector.zero_()
         return added
@@ -145,16 +163,19 @@ class GradientSum:
             pending, self._pending = self._pending, None
             return None if pending is None else Cut(pending, self.layout, self._copies)
 
-    def totals(self) -> tuple[int, float]:
-        """The samples of the sum, and the sum of their losses. Waits for the device; `samples` is right afterwards."""
+    def totals(self) -> tuple[int, LossSum]:
+        """The samples of the sum, and their loss. Waits for the device; `samples` is right afterwards."""
         with self._lock:
-            pending, mark = self._pending, self._copies.mark()
-        if pending is None:
-            return 0, 0.0
-        samples, loss = self._copies.to_host(pending.total[-_TAIL:], mark).tolist()
-        with self._lock:
-            pending.learn_all()
-        return int(samples), loss
+            pending = self._pending
+            if pending is None:
+                return 0, LossSum()
+            samples, weight, unread = pending.samples, pending.weight, list(pending.unread)
+            tail, mark = pending.total[-_TAIL:].clone(), self._copies.mark()
+        (total,) = self._copies.to_host(tail, mark).tolist()
+        for added in unread:
+            if not self.outcome(added)[1]:
+                samples, weight = samples - added.samples, weight - added.weight
+        return samples, LossSum(total, weight)
 
     def drop(self) -> int:
         """Forget the sum; returns of how many samples it was."""
@@ -200,5 +221,6 @@ class Cut:
         pending = self._pending
         host = self._copies.to_host(pending.total, self._mark)
         pending.learn_all()
-        samples, loss = host[-_TAIL:].tolist()
-        return Snapshot(self._layout.views(host[:-_TAIL]), int(samples), loss, pending.step, tuple(pending.work))
+        (total,) = host[-_TAIL:].tolist()
+        loss = LossSum(total, pending.weight)
+        return Snapshot(self._layout.views(host[:-_TAIL]), pending.samples, loss, pending.step, tuple(pending.work))

@@ -6,6 +6,7 @@ checker say different things about some microbatch, and this alone is computed b
 falsely is found as well, and nobody is found guilty by the word of another member.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -279,25 +280,23 @@ class _Lot:
 
     def __init__(self, question: Recompute, numbers: range, work: Sequence[Work]) -> None:
         self.numbers = numbers
-        self._samples = [work[number].samples for number in numbers]
         lines = b"".join(work[number].content for number in numbers)
         self.question = question.model_copy(update={"work": lines})
 
     def accounts(self, by: str, found: Found) -> dict[int, _Account]:
         """What was found of each line; raises ValueError unless that is all of them."""
-        if not len(found.projections) == len(found.norms) == len(self.numbers):
+        recomputed = found.recomputed()
+        if len(recomputed) != len(self.numbers):
             raise ValueError("not an answer to the question")
-        if max(map(abs, (*found.norms, *(value for each in found.projections for value in each)))) > LARGEST:
+        if any(max(each.weight, each.norm, *np.abs(each.projections)) > LARGEST for each in recomputed):
             raise ValueError("no gradient is so large")
-        values = zip(self.numbers, self._samples, found.projections, found.norms, strict=True)
-        return {
-            number: _Account(by, Recomputed(samples, np.array(projections), norm), found)
-            for number, samples, projections, norm in values
-        }
+        return {number: _Account(by, each, found) for number, each in zip(self.numbers, recomputed, strict=True)}
 
 
 def apart(one: Recomputed, other: Recomputed) -> float:
     """How far two accounts of a microbatch are from each other, also in what they say of the whole gradient: too large
-    a norm would excuse anything, and too small a one nothing."""
+    a norm would excuse anything, and too small a one nothing. Its weight follows from the data alone."""
+    if not math.isclose(one.weight, other.weight, rel_tol=1e-6):
+        return float("inf")
     norms = abs(one.norm - other.norm) / other.norm if other.norm else (0.0 if not one.norm else float("inf"))
     return max(difference(one.projections, [other]), norms)

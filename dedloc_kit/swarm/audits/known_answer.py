@@ -15,14 +15,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
-import numpy as np
-
 from dedloc_kit.learning.train.computing.recomputing import Again
 from dedloc_kit.learning.train.state.sketch import differ, sketch
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.audit import apart
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
-from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed
+from dedloc_kit.swarm.audits.projections import TOLERANCE
 from dedloc_kit.swarm.audits.questions import AskKnown, Found, Known, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.network.host import Host
@@ -143,7 +141,7 @@ class Knowing:
             found, parameters = self._recomputer.answer(question), self._parameters.read(step)
             if parameters is not None and found.norms:
                 (numbers,) = sketch([parameters], question.seed)
-                return Known(projections=found.projections, norms=found.norms, sketch=tuple(numbers))
+                return Known(**found.model_dump(), sketch=tuple(numbers))
         except Exception as error:  # no newcomer may end it for those after it
             _log.warning("the known answer of step %d cannot be computed: %.200r", step, error)
         return Known()
@@ -199,7 +197,8 @@ class Trial:
 
 def _wrong(known: Known, found: Found) -> bool:
     """Is that another gradient? What is not known, or could not be computed, is not."""
-    if not len(known.norms) == len(known.projections) == len(found.norms) == len(found.projections) == 1:
+    try:
+        (right,), (mine,) = known.recomputed(), found.recomputed()
+    except ValueError:
         return False
-    right, mine = (Recomputed(1, np.array(each.projections[0]), each.norms[0]) for each in (known, found))
     return not apart(mine, right) <= TOLERANCE

@@ -94,7 +94,8 @@ several times its norm there, and by 1e-5 of the whole. So much can be sent ther
 class Recomputed:
     """What one finds who recomputes a microbatch. Raises ValueError for what cannot be."""
 
-    samples: int
+    weight: float
+    """Of what its loss is the mean."""
     projections: Projections
     """Of the chunk that is compared."""
     norm: float
@@ -102,8 +103,8 @@ class Recomputed:
 
     def __post_init__(self) -> None:
         fits = self.projections.shape == (PROJECTIONS,) and np.isfinite(self.projections).all()
-        if self.samples < 1 or not fits or not 0.0 <= self.norm < float("inf"):
-            raise ValueError(f"{self.samples} samples with a gradient of norm {self.norm}")
+        if not 0.0 <= self.weight < float("inf") or not fits or not 0.0 <= self.norm < float("inf"):
+            raise ValueError(f"a weight of {self.weight} with a gradient of norm {self.norm}")
 
 
 def difference(claimed: Projections, work: Sequence[Recomputed]) -> float:
@@ -112,14 +113,14 @@ def difference(claimed: Projections, work: Sequence[Recomputed]) -> float:
     Where these nearly cancel out their mean is small and what is rounded is not; so it is relative to the norm of the
     mean, or of what that would be if they pointed in any directions, whichever is larger.
 
-    :param claimed: of the implied gradient, which is a mean over samples
+    :param claimed: of the implied gradient, which is the mean over all labels
     :param work: all microbatches that it names; raises ValueError for none
     :return: from 0 on; infinite if what was computed is nothing at all and the claim is not
     """
     if not work:
         raise ValueError("no microbatches")
-    samples = np.array([each.samples for each in work], dtype=np.float64)
-    shares = samples / samples.sum()
+    weights = np.array([each.weight for each in work], dtype=np.float64)
+    shares = weights / (weights.sum() or 1.0)
     parts = shares[:, None] * np.stack([each.projections for each in work])
     mean = parts.sum(axis=0)
     least = _LEAST * float(np.linalg.norm(shares * [each.norm for each in work]))

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from dedloc_kit.learning.train.state.sketch import NUMBERS
 from dedloc_kit.records.record import Count, Digest, PeerId, Record
-from dedloc_kit.swarm.audits.projections import PROJECTIONS
+from dedloc_kit.swarm.audits.projections import PROJECTIONS, Recomputed
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
 
 MAX_ASKED = 8
@@ -14,6 +15,8 @@ MAX_ASKED = 8
 
 Seed = Annotated[bytes, Field(min_length=32, max_length=32)]
 Projected = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS, strict=False)]
+
+_NotNegative = Annotated[tuple[Annotated[float, Field(ge=0.0)], ...], Field(max_length=MAX_ASKED, strict=False)]
 
 
 class Prove(Record):
@@ -56,11 +59,17 @@ class Recompute(Record):
 
 
 class Found(Record):
-    """The answer: for each line its projections and the norm of the whole gradient; nothing from who cannot, because it
-    lacks the parameters or the data, or does not want to."""
+    """The answer: for each line its projections, the norm of the whole gradient and the weight that it is over; nothing
+    from who cannot, because it lacks the parameters or the data, or does not want to."""
 
     projections: Annotated[tuple[Projected, ...], Field(max_length=MAX_ASKED, strict=False)] = ()
-    norms: Annotated[tuple[Annotated[float, Field(ge=0.0)], ...], Field(max_length=MAX_ASKED, strict=False)] = ()
+    norms: _NotNegative = ()
+    weights: _NotNegative = ()
+
+    def recomputed(self) -> list[Recomputed]:
+        """Of each line; raises ValueError for what cannot be."""
+        found = zip(self.weights, map(np.array, self.projections), self.norms, strict=True)
+        return [Recomputed(*each) for each in found]
 
 
 class AskKnown(Record):

@@ -67,7 +67,7 @@ class Recomputer:
         if not begin < end <= min(self._parameters.size, begin + CHUNK) or len(lines) > MAX_ASKED:
             raise ValueError(f"{len(lines)} lines and the values from {begin} to {end}")
         step, parameters = -1, None
-        projections, norms = [], []
+        projections, norms, weights = [], [], []
         for line in lines:
             if line.step != step:
                 step, parameters = line.step, self._parameters.read(line.step)
@@ -79,7 +79,8 @@ class Recomputer:
                 raise ValueError(f"{line.samples} samples do not suit this device, or their gradient is not finite")
             projections.append(tuple(project(part.values, question.seed).tolist()))
             norms.append(part.norm)
-        return Found(projections=tuple(projections), norms=tuple(norms))
+            weights.append(part.weight)
+        return Found(projections=tuple(projections), norms=tuple(norms), weights=tuple(weights))
 
     def _batch(self, question: Recompute, line: Work) -> Batch:
         origin = Origin(line.block, line.missing, line.position, line.samples)

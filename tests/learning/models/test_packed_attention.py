@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.learning.models.families import DECODERS, ENCODERS, Family
 from dedloc_kit.learning.models.packed_attention import NAME, as_mask, document_bounds, document_masks, has_kernel
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat_model import FlatModel
 from tests.learning.models.test_families import FEW_HEADS, LAYERS, NAMED, SMALL, VOCABULARY, built
@@ -109,13 +110,12 @@ def test_blocks_that_are_computed_again_see_the_same_documents() -> None:
     model = built(DECODERS, "gemma3", {**WINDOW, **LAYERS}).train()
     bounds = as_mask(model.base_model.config, document_bounds(POSITIONS))
 
-    def loss(model: Any, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(model: Any, batch: dict[str, Tensor], step: int) -> Loss:
         at = batch["position_ids"]
         base = model.base_model
         by_bounds = base(input_ids=batch["input_ids"], position_ids=at, attention_mask=bounds, use_cache=False)[0]
         by_masks = DECODERS.hidden(model, batch["input_ids"], at)
-        total: Tensor = (by_bounds.square() + by_masks).mean()
-        return total
+        return Loss.of((by_bounds.square() + by_masks).mean(), len(at))
 
     card = Card(FlatModel(model, torch.device("cpu")), loss)
     batch = {"input_ids": ids(), "position_ids": POSITIONS}

@@ -91,7 +91,7 @@ def test_stages_one_after_the_other_are_the_whole_model(
 ) -> None:
     made = task_of(folder, stages, **task)
     batch, model = batch_of(made), made.model()
-    loss = made.loss(model, made.prepare(batch), 0)
+    loss = made.loss(model, made.prepare(batch), 0).mean
     loss.backward()
 
     count = made.run.pipeline.count if made.run.pipeline else 0
@@ -174,7 +174,7 @@ def test_a_shared_layer_is_stored_once_and_applied_as_often_as_it_is_said(folder
     before = task.evaluate(model)
     batches = batches_from(task, 16, 0, print)
     for step in range(15):
-        task.loss(model, task.prepare(next(batches)), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
     after = task.evaluate(model)

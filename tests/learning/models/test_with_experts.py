@@ -111,15 +111,15 @@ def test_the_term_for_balance_is_part_of_the_training_loss_alone(folder: Path, m
     gate, batch = next(mixtures_of(loop.model)).gate, next(batches_from(task, 8, 0, fail))
     with torch.no_grad():
         gate.rows.mul_(20)
-        bare = task.loss(loop.model, task.prepare(batch), 0)
-    loss = task.loss(loop.model, task.prepare(batch), 0)
+        bare = task.loss(loop.model, task.prepare(batch), 0).mean
+    loss = task.loss(loop.model, task.prepare(batch), 0).mean
     loss.backward()
     assert gate.rows.grad is not None
     assert gate.rows.grad.norm() > 0.0
     monkeypatch.setattr("dedloc_kit.learning.tasks.causal.imbalance_of", lambda _: torch.tensor(0.25))
-    torch.testing.assert_close(task.loss(loop.model, task.prepare(batch), 0), bare + 2.5)
+    torch.testing.assert_close(task.loss(loop.model, task.prepare(batch), 0).mean, bare + 2.5)
     monkeypatch.setattr("dedloc_kit.learning.tasks.causal.imbalance_of", lambda _: torch.tensor(0.0))
-    torch.testing.assert_close(task.loss(loop.model, task.prepare(batch), 0), bare)
+    torch.testing.assert_close(task.loss(loop.model, task.prepare(batch), 0).mean, bare)
 
 
 @pytest.mark.parametrize(

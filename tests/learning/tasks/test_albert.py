@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from torch.nn import functional
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
@@ -78,16 +79,29 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -
     assert not any("bias" in names[id(p)] or "ayer_norm" in names[id(p)] for p in decayed["params"])
 
 
-def test_the_loss_is_that_of_transformers(folder: Path) -> None:
+def loss_by_hand(task: Albert, model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, int]:
+    """The sum over all labels, with the order of each sample as much as those that a full sample has; and how many."""
+    output = model(**batch)
+    of_labels = functional.cross_entropy(
+        output.prediction_logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum"
+    )
+    of_order = functional.cross_entropy(output.sop_logits, batch["sentence_order_label"], reduction="sum")
+    factor = task.options.mask_probability * task.options.sequence_length
+    return (of_labels + factor * of_order).item(), int((batch["labels"] != -100).sum())
+
+
+def test_the_loss_has_a_sum_over_labels_and_one_over_samples(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.model().eval()
     batch = next(batches_from(task, 8, seed=0, warn=fail))
     assert all(len(values) == 8 for values in batch.values())
+    assert isinstance(task, Albert)
     loss = task.loss(model, task.prepare(batch), 0)
-    torch.testing.assert_close(loss, model(**batch).loss)
+    total, labels = loss_by_hand(task, model, batch)
+    assert (loss.total.item(), loss.weight) == pytest.approx((total, labels), rel=1e-6)
     tokens = len(load_tokenizer(str(folder / "tokenizer")))
-    assert abs(loss.item() - math.log(tokens) - math.log(2)) < 0.5
-    loss.backward()
+    assert abs(loss.mean.item() - math.log(tokens) - math.log(2)) < 0.5
+    loss.mean.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -99,7 +113,9 @@ def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None
     original = type(model)(model.config).eval()
     original.load_state_dict(model.state_dict())
     assert type(original.albert.encoder.albert_layer_groups[0].albert_layers[0].activation) is NewGELUActivation
-    torch.testing.assert_close(task.loss(model, task.prepare(batch), 0), task.loss(original, task.prepare(batch), 0))
+    torch.testing.assert_close(
+        task.loss(model, task.prepare(batch), 0).mean, task.loss(original, task.prepare(batch), 0).mean
+    )
 
 
 def test_what_is_evaluated_is_held_out_data_and_not_that_which_it_trains_on(folder: Path) -> None:
@@ -124,15 +140,16 @@ def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: 
     evaluation = task.evaluate(model)
     assert isinstance(task, Albert)
     model.eval()
-    losses, words, orders = [], [], []
+    losses, words, orders = list[tuple[float, int]](), [], []
     for batch in task._evaluation:
         with torch.no_grad():
             output = model(**batch)
-        losses += [output.loss.item()] * len(batch["labels"])
+            losses.append(loss_by_hand(task, model, batch))
         masked = batch["labels"] != -100
         words += (output.prediction_logits.argmax(-1) == batch["labels"])[masked].tolist()
         orders += (output.sop_logits.argmax(-1) == batch["sentence_order_label"]).tolist()
-    assert evaluation.loss == pytest.approx(np.mean(losses), abs=1e-5)
+    totals, labels = zip(*losses, strict=True)
+    assert evaluation.loss == pytest.approx(sum(totals) / sum(labels), abs=1e-5)
     assert evaluation.metrics == {
         "masked accuracy": pytest.approx(np.mean(words)),
         "sentence order accuracy": pytest.approx(np.mean(orders)),
@@ -148,7 +165,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> N
     losses = []
     with Prefetch(batches_from(task, 16, seed=0, warn=fail), size=4) as batches:
         for _ in range(12):
-            loss = task.loss(model, task.prepare(next(batches)), 0)
+            loss = task.loss(model, task.prepare(next(batches)), 0).mean
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

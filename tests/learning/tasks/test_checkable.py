@@ -44,7 +44,7 @@ def drawn(task: Any, model: nn.Module, batch: Batch, seed: int) -> list[float]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model.zero_grad()
-        loss = task.loss(model, task.prepare(batch), 0)
+        loss = task.loss(model, task.prepare(batch), 0).mean
         loss.backward()
     return [loss.item(), *(p.grad.double().sum().item() for p in model.parameters() if p.grad is not None)]
 
@@ -89,13 +89,15 @@ def test_what_the_classifier_of_an_albert_drops_stands_in_the_batch(run_of: Call
     model.zero_grad()
     pooled.retain_grad()
     model.albert.forward = lambda **_: (torch.zeros(16, batch["labels"].shape[1], 32), pooled)
-    task.loss(model, task.prepare(batch), 0).backward()
+    task.loss(model, task.prepare(batch), 0).mean.backward()
     assert torch.equal(pooled.grad != 0, batch["classifier_kept"]), "only through what is kept does anything flow"
     scores = model.sop_classifier.classifier(pooled * batch["classifier_kept"] / 0.75)
-    order = nn.functional.cross_entropy(scores, batch["sentence_order_label"])
-    masked = task.loss(model, task.prepare(batch), 0) - order
+    factor = task.options.mask_probability * task.options.sequence_length
+    order = nn.functional.cross_entropy(scores, batch["sentence_order_label"], reduction="sum")
+    masked = task.loss(model, task.prepare(batch), 0).total - factor * order
     batch["classifier_kept"][:] = True
-    full = nn.functional.cross_entropy(model.sop_classifier.classifier(pooled / 0.75), batch["sentence_order_label"])
-    torch.testing.assert_close(task.loss(model, task.prepare(batch), 0), masked + full)
+    scores = model.sop_classifier.classifier(pooled / 0.75)
+    full = nn.functional.cross_entropy(scores, batch["sentence_order_label"], reduction="sum")
+    torch.testing.assert_close(task.loss(model, task.prepare(batch), 0).total, masked + factor * full)
     without = create_task(run_of("albert", model={"classifier_dropout_prob": 0.0}))
     assert "classifier_kept" not in next(batches_from(without, 2, 0, fail))

@@ -1,6 +1,6 @@
 """What holds for every task, through the base class alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -96,10 +96,30 @@ def test_every_parameter_is_in_one_group_and_gets_a_gradient(name: str, made: Ma
     model, batch = task.model(), next(batches_from(task, 4, 0, fail))
     grouped = [id(each) for group in task.groups(model) for each in group["params"]]
     assert sorted(grouped) == sorted(map(id, model.parameters()))
-    loss = task.loss(model, prepared(task, batch, torch.device("cpu")), 0)
+    loss = task.loss(model, prepared(task, batch, torch.device("cpu")), 0).mean
     assert loss.shape == ()
     loss.backward()
     assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "swav"])
+def test_the_sum_and_the_weight_of_a_batch_are_those_of_its_parts(name: str, made: Made) -> None:
+    """But for SwAV, which assigns within a batch."""
+    task = made(name)
+    model, batch = task.model().eval(), next(batches_from(task, 6, 0, fail))
+
+    def summed(parts: Iterable[Batch]) -> tuple[float, float, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        totals, weights = zip(*(task.loss(model, task.prepare(part), 0) for part in parts), strict=True)
+        total = torch.stack(totals).sum()
+        total.backward()
+        gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        return float(total), sum(weights), gradients
+
+    whole, parted = summed([batch]), summed(pieces(batch, 1))
+    assert parted[:2] == pytest.approx(whole[:2], rel=1e-5)
+    largest = max(float(each.abs().max()) for each in whole[2].values())
+    torch.testing.assert_close(parted[2], whole[2], rtol=0, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -62,7 +62,7 @@ def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
     task = task_of(folder)
     model: Any = task.model()
     batch = next(batches_from(task, 4, 0, fail))
-    loss = task.loss(model, task.prepare(batch), 0)
+    loss = task.loss(model, task.prepare(batch), 0).mean
     losses = []
     for ids, positions, labels in zip(batch["input_ids"], batch["position_ids"], batch["labels"], strict=True):
         starts = torch.nonzero(positions == 0).flatten()[1:]
@@ -92,7 +92,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     before = task.evaluate(model)
     batches = batches_from(task, 16, 0, fail)
     for step in range(20):
-        task.loss(model, task.prepare(next(batches)), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert task.evaluate(model).loss < 0.9 * before.loss

@@ -50,7 +50,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
     batches = batches_from(task, BATCH, 0, print)
     found = [task.evaluate(model).metrics["bits per byte"]]
     for step in range(steps):
-        task.loss(model, task.prepare(next(batches)), step).backward()
+        task.loss(model, task.prepare(next(batches)), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:

@@ -72,7 +72,7 @@ def test_it_learns_what_stood_in_the_gaps(folder: Path) -> None:
     optimizer = build_optimizer(task.run.optimizer, task.groups(model))
     before, batches = task.evaluate(model).loss, batches_from(task, 8, 0, pytest.fail)
     for step in range(40):
-        task.loss(model, next(batches), step).backward()
+        task.loss(model, next(batches), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert task.evaluate(model).loss < 0.7 * before

@@ -81,7 +81,7 @@ def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
     before = task.evaluate(model)
     stream = batches(task, 32)
     for step in range(30):
-        task.loss(model, task.prepare(next(stream)), step).backward()
+        task.loss(model, task.prepare(next(stream)), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
     after = task.evaluate(model)
@@ -93,9 +93,9 @@ def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
 def test_prototypes_get_no_gradient_while_they_are_frozen(folder: Path) -> None:
     task, model = swav(folder, frozen_prototypes=3)
     batch = next(batches(task))
-    task.loss(model, task.prepare(batch), 2).backward()
+    task.loss(model, task.prepare(batch), 2).mean.backward()
     assert model.prototypes.grad is None
-    task.loss(model, task.prepare(batch), 3).backward()
+    task.loss(model, task.prepare(batch), 3).mean.backward()
     assert model.prototypes.grad is not None
     assert float(model.prototypes.grad.norm()) > 0
 
@@ -137,7 +137,9 @@ def test_the_queue_is_local_and_used_from_its_step_on(folder: Path) -> None:
     several = [next(stream) for _ in range(3)]
 
     def losses(task: Swav, *steps: int) -> list[float]:
-        return [task.loss(model, task.prepare(batch), step).item() for batch, step in zip(several, steps, strict=False)]
+        return [
+            task.loss(model, task.prepare(batch), step).mean.item() for batch, step in zip(several, steps, strict=False)
+        ]
 
     always, late = losses(task, 5, 5, 5), losses(late_task, 5, 5, 5)
     assert always[:2] == late[:2], "until it has filled up it changes nothing"
@@ -158,9 +160,11 @@ def test_a_microbatch_that_is_not_finite_leaves_the_queue_as_it_is(folder: Path,
     losses = []
     for number, batch in enumerate(several):
         if number == bad:
-            assert task.loss(broken, task.prepare(batch), 5).isnan()
-        losses.append(task.loss(model, task.prepare(batch), 5).item())
-    assert losses == pytest.approx([spared.loss(model, spared.prepare(batch), 5).item() for batch in several], rel=1e-4)
+            assert task.loss(broken, task.prepare(batch), 5).mean.isnan()
+        losses.append(task.loss(model, task.prepare(batch), 5).mean.item())
+    assert losses == pytest.approx(
+        [spared.loss(model, spared.prepare(batch), 5).mean.item() for batch in several], rel=1e-4
+    )
 
 
 def test_a_small_microbatch_with_a_queue_is_assigned_as_in_a_large_batch(folder: Path) -> None:
@@ -201,7 +205,7 @@ def test_features_of_a_calibrated_model_do_not_depend_on_the_neighbours(folder: 
 def test_one_picture_at_a_time_trains_too(folder: Path) -> None:
     task, model = swav(folder)
     for batch in (next(batches(task, 1)), next(batches(task, 1, seed=2))):
-        loss = task.loss(model, task.prepare(batch), 0)
+        loss = task.loss(model, task.prepare(batch), 0).mean
         loss.backward()
         assert loss.isfinite()
 
@@ -279,7 +283,7 @@ def test_fewer_pictures_than_the_batch_come_again_in_new_crops(tmp_path: Path) -
     batch = next(batches(task, 16))
     assert len(batch["pictures"]) == 16
     assert len({tuple(row.tolist()) for row in batch["large"][:, 0]}) == 16
-    assert task.loss(model, task.prepare(batch), 0).isfinite()
+    assert task.loss(model, task.prepare(batch), 0).mean.isfinite()
 
 
 def test_classes_may_be_words(tmp_path: Path) -> None:

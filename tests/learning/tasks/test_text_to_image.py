@@ -52,7 +52,7 @@ def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
     model = task.model()
     optimizer = build_optimizer(task.run.optimizer, task.groups(model))
     for step, batch in enumerate(islice(batches_from(task, 32, 0, lambda _: None), steps)):
-        task.loss(model, task.prepare(batch), step).backward()
+        task.loss(model, task.prepare(batch), step).mean.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert isinstance(model, DrawingTransformer)
@@ -101,7 +101,7 @@ def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
             scores = model.code_output(after_codes)[0].log_softmax(-1)
             of_codes -= sum(scores[place, picture[place]].item() for place in range(9)) / 9 / 8
         for weight in (7.0, 0.5):
-            found = task_of(folder, image_weight=weight).loss(model, batch, 0).item()
+            found = task_of(folder, image_weight=weight).loss(model, batch, 0).mean.item()
             assert found == pytest.approx((of_text + weight * of_codes) / (1 + weight), abs=1e-5)
 
 

@@ -6,6 +6,7 @@ import pytest
 CODE = """
 import sys
 import torch
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -14,7 +15,7 @@ from dedloc_kit.learning.train.optim.outer import NesterovSGD
 import dedloc_kit.roles.volunteer
 
 model = torch.nn.Linear(2, 1)
-card = Card(FlatModel(model, torch.device("cpu")), lambda model, batch, step: model(batch["x"]).mean())
+card = Card(FlatModel(model, torch.device("cpu")), lambda model, batch, step: Loss.of(model(batch["x"]).mean(), 3))
 card.submit({"x": torch.ones(3, 2)})
 card.results()
 for optimizer in (Lamb(model.parameters(), lr=0.1), Lars(model.parameters(), lr=0.1)):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.aligned import AlignedLayout
 from dedloc_kit.learning.train.copies import Copies
 from dedloc_kit.learning.train.flat import ALIGNED
 from dedloc_kit.learning.train.flat_model import FlatModel
-from dedloc_kit.learning.train.gradient_sum import GradientSum
+from dedloc_kit.learning.train.gradient_sum import GradientSum, LossSum
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.state.replica import copy_all
 from tests.learning.counting_device import DEVICE, counting
@@ -53,7 +54,7 @@ def test_a_gradient_that_was_replaced_instead_of_added_to_is_noticed() -> None:
         parameter.grad = None
     flat.model(torch.ones(2, 3)).sum().backward()
     with pytest.raises(RuntimeError, match=r"set no \.grad"):
-        flat.gradients.add(torch.ones(()), 2, 0)
+        flat.gradients.add(Loss.of(torch.ones(()), 2), 2, 0)
 
 
 def test_a_microbatch_that_is_not_finite_leaves_nothing_even_where_most_of_its_gradient_is() -> None:
@@ -65,7 +66,7 @@ def test_a_microbatch_that_is_not_finite_leaves_nothing_even_where_most_of_its_g
     cut = flat.gradients.cut()
     assert cut is not None
     snapshot = cut.fetch()
-    assert (snapshot.samples, snapshot.loss) == (3, 3.0)
+    assert (snapshot.samples, snapshot.loss) == (3, LossSum(3.0, 3.0))
     assert [each.tolist() for each in snapshot.gradients] == [[6.0] * 3, [6.0] * 20]
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -54,6 +54,17 @@ def gradient(author: str, session: str, line: Work) -> Tensor:
     return 0.5 + torch.randn(VALUES, generator=generator)
 
 
+def weight(line: Work) -> float:
+    """What its loss is over: unlike for microbatches of as many samples."""
+    return float(10 + line.position * 7 % 50)
+
+
+def mean_of(gradients: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The mean over all that they are over."""
+    total: Tensor = sum((each * share for each, share in zip(gradients, weights, strict=True)), torch.zeros(VALUES))
+    return total / sum(weights)
+
+
 @dataclass
 class World:
     """Who is here, and what each does; whoever is in none of the sets is honest.
@@ -74,6 +85,10 @@ class World:
     """They do the same, and say that the whole gradient was so large that all of it is rounding."""
     repeats: frozenset[str] = frozenset()
     """They bring the work of the step before again, and its true gradient."""
+    tilts: frozenset[str] = frozenset()
+    """They say that their first microbatches are over much more than they are, and send what follows from that."""
+    belittles: frozenset[str] = frozenset()
+    """They say of the work of others that its first microbatches are over nothing."""
     contradicts: frozenset[str] = frozenset()
     accuses: frozenset[str] = frozenset()
     """They compute the work of others wrongly."""
@@ -116,7 +131,8 @@ class World:
         if author in self.contradicts:
             raise Contradiction("its work overlaps")
         work = self.lines(pledged.step, author)
-        implied = torch.stack([self._noisy(gradient(author, pledged.session, line)) for line in work]).mean(0)
+        gradients = [self._noisy(gradient(author, pledged.session, line)) for line in work]
+        implied = mean_of(gradients, [self._weight(author, author, line) for line in work])
         if author in self.sends_other | self.covers_up | self.inflates:
             implied = -implied
         return Proven(Window(0, 0, VALUES), implied, work)
@@ -135,13 +151,17 @@ class World:
         found = [self._noisy(each) for each in self._true(question)]
         if peer != question.author and peer in self.accuses:
             found = [-each for each in found]
-        if peer == question.author and peer in self.covers_up and Work.read_all(question.work)[0].position == 0:
-            every = [gradient(peer, question.session, line) for line in self.lines(self.step_of(question))]
-            found[0] = found[0] - 2 * torch.stack(every).sum(0)
+        lines = Work.read_all(question.work)
+        if peer == question.author and peer in self.covers_up and lines[0].position == 0:
+            work = self.lines(self.step_of(question))
+            every = mean_of([gradient(peer, question.session, line) for line in work], [weight(each) for each in work])
+            found[0] = found[0] - 2 * every * sum(map(weight, work)) / weight(lines[0])
         norms = [float(each.norm()) for each in found]
         if peer == question.author and peer in self.inflates:
             norms = [1e9 for _ in norms]
-        return Found(projections=tuple(tuple(project(each, question.seed)) for each in found), norms=tuple(norms))
+        weights = tuple(self._weight(peer, question.author, line) for line in lines)
+        projections = tuple(tuple(project(each, question.seed)) for each in found)
+        return Found(projections=projections, norms=tuple(norms), weights=weights)
 
     def reducers(self, group: str) -> tuple[str, ...]:
         return tuple(self.peers) if self.averages else ()
@@ -161,6 +181,12 @@ class World:
 
     def own(self, question: Recompute) -> Found:
         return self.recompute("organizer", question)
+
+    def _weight(self, peer: str, author: str, line: Work) -> float:
+        """What a peer says of it."""
+        if line.position < 12 and peer == author and peer in self.tilts:
+            return 50 * weight(line)
+        return 0.0 if line.position < 12 and peer != author and peer in self.belittles else weight(line)
 
     def step_of(self, question: Recompute) -> int:
         return Work.read_all(question.work)[0].step + 1

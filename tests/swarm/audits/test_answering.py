@@ -20,7 +20,9 @@ from tests.hang import HANG
 from tests.swarm.local_network import LocalNetwork
 
 LINES = b"".join(Work(2**60, 0, 2**60, 2**31, 2**60).content for _ in range(MAX_ASKED))
-LARGEST = Found(projections=((1.1e300,) * PROJECTIONS,) * MAX_ASKED, norms=(1.1e300,) * MAX_ASKED)
+LARGEST = Found(
+    projections=((1.1e300,) * PROJECTIONS,) * MAX_ASKED, norms=(1.1e300,) * MAX_ASKED, weights=(1.1e300,) * MAX_ASKED
+)
 
 
 def question(number: int = 0, author: str = "bob") -> Recompute:

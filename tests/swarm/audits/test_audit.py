@@ -41,7 +41,7 @@ def test_nobody_honest_is_ever_convicted(audits: int) -> None:
     assert results == {"passed"}
 
 
-@pytest.mark.parametrize("how", ["sends_other", "covers_up", "inflates", "contradicts", "repeats"])
+@pytest.mark.parametrize("how", ["sends_other", "covers_up", "inflates", "tilts", "contradicts", "repeats"])
 @pytest.mark.parametrize("chance", range(5))
 def test_an_author_that_lies_is_convicted_and_nobody_else(how: str, chance: int) -> None:
     world = World()
@@ -52,8 +52,10 @@ def test_an_author_that_lies_is_convicted_and_nobody_else(how: str, chance: int)
     assert outcome.verdicts[0].records, "what shows it is there"
 
 
-def test_a_checker_that_accuses_falsely_is_convicted_and_not_who_it_accuses() -> None:
-    world = World(peers={"alice": 1.0, "mallory": 1.0}, accuses=frozenset({"mallory"}))
+@pytest.mark.parametrize("how", ["accuses", "belittles"])
+def test_a_checker_that_accuses_falsely_is_convicted_and_not_who_it_accuses(how: str) -> None:
+    world = World(peers={"alice": 1.0, "mallory": 1.0})
+    setattr(world, how, frozenset({"mallory"}))
     assert convicted(audited(world)) == {"mallory"}
 
 
@@ -150,7 +152,9 @@ def test_who_claims_to_be_fast_is_not_asked_more_than_others() -> None:
     [
         lambda found: found.model_copy(update={"norms": found.norms[:-1]}),
         lambda found: found.model_copy(update={"projections": found.projections * 2}),
+        lambda found: found.model_copy(update={"weights": found.weights[:-1]}),
         lambda found: found.model_copy(update={"norms": (1e300,) * len(found.norms)}),
+        lambda found: found.model_copy(update={"weights": (1e300,) * len(found.norms)}),
         lambda found: found.model_copy(update={"projections": ((1e300,) * 32,) * len(found.norms)}),
     ],
 )

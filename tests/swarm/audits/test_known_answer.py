@@ -32,7 +32,9 @@ from tests.swarm.audits.test_recomputing import Volunteer
 from tests.swarm.local_network import LocalNetwork
 from tests.text_runs import text_run, write_text
 
-LARGEST = Known(projections=((1.1e300,) * PROJECTIONS,), norms=(1.1e300,), sketch=(1.1e300,) * NUMBERS)
+LARGEST = Known(
+    projections=((1.1e300,) * PROJECTIONS,), norms=(1.1e300,), weights=(1.1e300,), sketch=(1.1e300,) * NUMBERS
+)
 
 
 class Meeting:
@@ -218,13 +220,14 @@ def breaking(again: Again, how: Callable[[Part], Part]) -> tuple[Again, list[Wan
 
 
 BROKEN: dict[str, Callable[[Part], Part]] = {
-    "another sign": lambda part: Part(-part.values, part.norm),
-    "nothing": lambda part: Part(0 * part.values, 0.0),
-    "too long": lambda part: Part(1.1 * part.values, 1.1 * part.norm),
-    "elsewhere": lambda part: Part(part.values, 1.1 * part.norm),
-    "noise": lambda part: Part(
-        part.values + 0.2 * part.values.std() * torch.randn(len(part.values), generator=torch.Generator()), part.norm
+    "another sign": lambda part: part._replace(values=-part.values),
+    "nothing": lambda part: part._replace(values=0 * part.values, norm=0.0),
+    "too long": lambda part: part._replace(values=1.1 * part.values, norm=1.1 * part.norm),
+    "elsewhere": lambda part: part._replace(norm=1.1 * part.norm),
+    "noise": lambda part: part._replace(
+        values=part.values + 0.2 * part.values.std() * torch.randn(len(part.values), generator=torch.Generator())
     ),
+    "another weight": lambda part: part._replace(weight=part.weight + 1),
 }
 
 
@@ -239,7 +242,10 @@ def test_whoever_computes_wrongly_twice_fails_and_nobody_else(run: RunConfig, tm
         computing = [
             ("right", again),
             ("a passing fault", passing),
-            ("in half precision", breaking(again, lambda part: Part(part.values.bfloat16().float(), part.norm))[0]),
+            (
+                "in half precision",
+                breaking(again, lambda part: part._replace(values=part.values.bfloat16().float()))[0],
+            ),
             ("too little memory", lambda _: None),
             *((name, breaking(again, how)[0]) for name, how in BROKEN.items()),
         ]
@@ -287,11 +293,11 @@ def test_where_the_coordinator_cannot_say_a_newcomer_goes_on(
 
 
 def test_an_answer_of_another_length_accuses_nobody() -> None:
-    right = LARGEST.model_copy(update={"projections": ((1.0,) * PROJECTIONS,), "norms": (1.0,)})
+    right = LARGEST.model_copy(update={"projections": ((1.0,) * PROJECTIONS,), "norms": (1.0,), "weights": (1.0,)})
     wrong = right.model_copy(update={"projections": ((-1.0,) * PROJECTIONS,)})
     assert known_answer._wrong(right, wrong)
     assert not known_answer._wrong(right, right)
-    for longer in ({"norms": (1.0, 1.0)}, {"norms": ()}, {"projections": 2 * right.projections}, {"projections": ()}):
+    for longer in ({"norms": (1.0, 1.0)}, {"weights": ()}, {"projections": 2 * right.projections}, {"projections": ()}):
         assert not known_answer._wrong(right.model_copy(update=longer), wrong)
         assert not known_answer._wrong(right, wrong.model_copy(update=longer))
 

@@ -266,7 +266,9 @@ def test_a_difference_is_relative_to_the_gradients_not_to_a_sum_in_which_they_ca
     assert found(1.0, (3, 1.0)) == 0.0
     assert found(1.1, (3, 1.0)) == pytest.approx(0.1)
     assert found(0.0, (3, 1.0)) == 1.0
-    assert found(2.5, (1, 1.0), (3, 3.0)) == 0.0, "by samples"
+    assert found(2.5, (1, 1.0), (3, 3.0)) == 0.0, "by weights"
+    assert found(3.0, (0, 1.0), (2, 3.0)) == 0.0, "what is over nothing says nothing"
+    assert found(0.0, (0, 1.0)) == 0.0
     assert found(0.01, (1, 1.0), (1, -1.0)) == pytest.approx(0.01 * 2**0.5)
     assert found(2e-6, (1, 1e-6), norm=1.0) == pytest.approx(1e-3), "where it vanishes, to the whole gradient"
     assert found(2e-6, (1, 1e-6), (1, 1e-6), norm=1.0) == pytest.approx(1e-3 * 2**0.5)
@@ -285,7 +287,14 @@ def test_what_cannot_be_is_refused() -> None:
     none = np.zeros(PROJECTIONS)
     with pytest.raises(ValueError, match="no microbatches"):
         difference(none, [])
-    wrong = ((0, none, 1.0), (1, none, -1.0), (1, none, float("inf")), (1, none[1:], 1.0), (1, none + np.nan, 1.0))
+    wrong = (
+        (-1, none, 1.0),
+        (float("inf"), none, 1.0),
+        (1, none, -1.0),
+        (1, none, float("inf")),
+        (1, none[1:], 1.0),
+        (1, none + np.nan, 1.0),
+    )
     for samples, projections, norm in wrong:
-        with pytest.raises(ValueError, match="samples with a gradient"):
+        with pytest.raises(ValueError, match="with a gradient"):
             Recomputed(samples, projections, norm)

@@ -264,7 +264,7 @@ class NineInRows:
             brought = next(peer.steps[step + 1] for peer in self.peers if step + 1 in peer.steps)
             for peer in self.peers:
                 for batch in peer.computed[step][: brought.get(peer.peer, 0) // peer.microbatch]:
-                    loss = self.task.loss(model, self.task.prepare(batch), step) * (
+                    loss = self.task.loss(model, self.task.prepare(batch), step).mean * (
                         peer.microbatch / sum(brought.values())
                     )
                     loss.backward()

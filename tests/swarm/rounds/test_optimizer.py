@@ -149,7 +149,7 @@ class Volunteer:
         """The same, before the device looks what is due."""
         step = self._replica.step
         give(self._replica, gradient, MICROBATCH, step=step, work=line_of(self.batch, step))
-        self.optimizer.count([Computed(0, MICROBATCH, 1.0)])
+        self.optimizer.count([Computed(0, MICROBATCH, 1.0, MICROBATCH)])
 
     def compute_until_ahead(self, gradient: float = 0.0) -> None:
         self.optimizer.boundary()  # what the background is quicker with than the device

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
 from dedloc_kit.learning.train.computing.device import free_cached, out_of_memory
 from dedloc_kit.learning.train.computing.loss_scale import LossScale, loss_scaled
@@ -15,8 +16,8 @@ from dedloc_kit.learning.train.gradient_sum import Added, Snapshot
 
 Batch = dict[str, Tensor]
 
-Loss = Callable[[nn.Module, Batch, int], Tensor]
-"""The mean loss of a model over a batch on its device; the number is the global step whose parameters it holds."""
+LossFunction = Callable[[nn.Module, Batch, int], Loss]
+"""As `Task.loss`."""
 
 Prepare = Callable[[Batch], Batch]
 """Adds to a batch what the forward pass would have to look up, on the CPU; a part of a batch is prepared anew."""
@@ -32,6 +33,8 @@ class Computed(NamedTuple):
     """The number of the replica that computed it."""
     samples: int
     loss: float
+    """The mean."""
+    weight: float
     finite: bool = True
     """Otherwise it was skipped: its loss or its gradient is not finite."""
     rescaled: bool = False
@@ -52,7 +55,7 @@ class Card:
     def __init__(
         self,
         replica: FlatModel,
-        loss: Loss,
+        loss: LossFunction,
         half: torch.dtype | None = None,
         *,
         prepare: Prepare = dict,
@@ -115,13 +118,14 @@ class Card:
             if scale != 1.0:
                 gradient.mul_(1.0 / scale)
             norm = torch.linalg.vector_norm(gradient)
-            value, finite = torch.stack([loss.float(), norm.isfinite() & loss.isfinite()]).tolist()
+            mean = loss.mean.float()
+            value, finite = torch.stack([mean, norm.isfinite() & mean.isfinite()]).tolist()
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
         else:
             rescaled = self._scale.learn(scale, value, bool(finite))
-            return Computed(self.number, samples_in(batch), value, bool(finite), rescaled)
+            return Computed(self.number, samples_in(batch), value, loss.weight, bool(finite), rescaled)
         self.clear()
         free_cached(self.device)
         return None
@@ -136,19 +140,20 @@ class Card:
             added = self._launched.popleft()
             loss, finite = self.replica.gradients.outcome(added)
             rescaled = self._scale.learn(added.scale, loss, finite)
-            found.append(Computed(self.number, added.samples, loss, finite, rescaled))
+            found.append(Computed(self.number, added.samples, loss, added.weight, finite, rescaled))
         return found
 
-    def _backward(self, batch: Batch) -> tuple[float, Tensor]:
-        """Launch both passes; the scale of the gradient, and the loss on the device."""
+    def _backward(self, batch: Batch) -> tuple[float, Loss]:
+        """Launch both passes; the scale of the gradient of the mean loss, and the loss on the device."""
         prepared = self._prepare(batch)
         given = dict(zip(prepared, self.replica.copies.to_device(prepared.values()), strict=True))
         half = torch.autocast(self.device.type, dtype=self._half or torch.bfloat16, enabled=self._half is not None)
         scale = self._scale.value
         with loss_scaled(scale), half:
             loss = self._loss(self.model, given, self.replica.step)
-        (loss if scale == 1.0 else loss.float() * scale).backward()
-        return scale, loss.detach()
+            mean = loss.mean
+        (mean if scale == 1.0 else mean.float() * scale).backward()
+        return scale, loss._replace(total=loss.total.detach())
 
 
 def samples_in(batch: Batch) -> int:

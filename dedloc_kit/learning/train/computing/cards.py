@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.card import Batch, Card, Computed, Loss, Prepare, Work, samples_in
+from dedloc_kit.learning.train.computing.card import Batch, Card, Computed, LossFunction, Prepare, Work, samples_in
 from dedloc_kit.learning.train.computing.device import describe_device, half_precision, make_current
 from dedloc_kit.learning.train.computing.microbatch import Microbatches, find_microbatch
 from dedloc_kit.learning.train.computing.recomputing import Again, Part, Wanted, recompute
@@ -123,7 +123,7 @@ class Cards:
     def __init__(
         self,
         replicas: Sequence[Replica],
-        losses: Sequence[Loss],
+        losses: Sequence[LossFunction],
         stream: Iterator[Batch],
         caller: Callbacks,
         *,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.train.computing.card import Batch, Card, Loss, Prepare
+from dedloc_kit.learning.train.computing.card import Batch, Card, LossFunction, Prepare
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.optim.layerwise import blockwise_norm
 from dedloc_kit.learning.train.state.replica import Replica
@@ -39,6 +39,8 @@ class Part(NamedTuple):
     """float32 [end - begin] on the CPU."""
     norm: float
     """Of the whole gradient."""
+    weight: float
+    """What the mean is over whose gradient this is."""
 
 
 Again = Callable[[Wanted], Part | None]
@@ -54,13 +56,13 @@ def recompute(replica: Replica, card: Card, wanted: Wanted) -> Part | None:
                 if computed is None:
                     return None
                 if not computed.rescaled:
-                    return _part(replica, wanted) if computed.finite else None
+                    return _part(replica, wanted, computed.weight) if computed.finite else None
             return None
         finally:
             card.clear()
 
 
-def on_cpu(state: TrainingState, loss: Loss, prepare: Prepare = dict) -> Again:
+def on_cpu(state: TrainingState, loss: LossFunction, prepare: Prepare = dict) -> Again:
     """For who has no replica: computes it in float32, on a copy of the model that is made for it."""
 
     def compute(wanted: Wanted) -> Part | None:
@@ -71,6 +73,6 @@ def on_cpu(state: TrainingState, loss: Loss, prepare: Prepare = dict) -> Again:
     return compute
 
 
-def _part(replica: FlatModel, wanted: Wanted) -> Part:
+def _part(replica: FlatModel, wanted: Wanted, weight: float) -> Part:
     gradient = replica.to_wire(replica.gradients.vector, torch.empty(replica.layout.size))
-    return Part(gradient[wanted.begin : wanted.end].clone(), float(blockwise_norm(gradient)))
+    return Part(gradient[wanted.begin : wanted.end].clone(), float(blockwise_norm(gradient)), weight)

@@ -6,6 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from dedloc_kit.learning.train.gradient_sum import LossSum
+
 T = TypeVar("T")
 MAX_STALENESS = 4
 """Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
@@ -16,7 +18,7 @@ class Doubt(Generic[T]):
     """What was outgoing when a round failed here, which may have succeeded for others."""
 
     samples: int
-    loss: float
+    loss: LossSum
     lines: int
     """Of work: so many, from the first one on."""
     held: T
@@ -37,7 +39,7 @@ class Tally(Generic[T]):
     def __init__(self, fresh: Callable[[], int]) -> None:
         self._fresh = fresh
         self.outgoing = self.counted = 0
-        self._outgoing_loss = 0.0  # summed over the samples
+        self.outgoing_loss = LossSum()
         self.work: tuple[bytes, ...] = ()
         """What the outgoing samples are, a line for each microbatch; nothing where nobody asks for that."""
         self.doubts: dict[str, Doubt[T]] = {}
@@ -54,25 +56,24 @@ class Tally(Generic[T]):
 
     @property
     def loss(self) -> float | None:
-        """The mean over the outgoing samples; none if there are none."""
-        return self._outgoing_loss / self.outgoing if self.outgoing else None
+        """The mean of what is outgoing; none if nothing is."""
+        return self.outgoing_loss.total / self.outgoing_loss.weight if self.outgoing_loss.weight else None
 
     def go_on(self, counted: int) -> None:
         """With a session in which so many samples have counted."""
         self.counted = counted
 
-    def send(self, samples: int, loss: float, work: Iterable[bytes] = ()) -> None:
+    def send(self, samples: int, loss: LossSum, work: Iterable[bytes] = ()) -> None:
         """These samples are outgoing now.
 
-        :param loss: summed over them
         :param work: what they are
         """
-        self.outgoing, self._outgoing_loss = self.outgoing + samples, self._outgoing_loss + loss
+        self.outgoing, self.outgoing_loss = self.outgoing + samples, self.outgoing_loss + loss
         self.work = (*self.work, *work)
 
     def doubt(self, round_id: str, held: T) -> None:
         """This round failed here; the outgoing samples may have counted for others."""
-        self.doubts[round_id] = Doubt(self.outgoing, self._outgoing_loss, len(self.work), held)
+        self.doubts[round_id] = Doubt(self.outgoing, self.outgoing_loss, len(self.work), held)
 
     def count(self) -> None:
         """The outgoing samples are part of a global step."""
@@ -84,15 +85,15 @@ class Tally(Generic[T]):
         counted = next((self.doubts[round_id] for round_id in rounds if round_id in self.doubts), None)
         if counted is not None:
             self.counted += counted.samples
-            left, loss = self.outgoing - counted.samples, self._outgoing_loss - counted.loss
+            left, loss = self.outgoing - counted.samples, self.outgoing_loss - counted.loss
             work = self.work[counted.lines :]
             self.drop_outgoing()
             if left:
-                self.outgoing, self._outgoing_loss, self.work = left, loss, work
+                self.outgoing, self.outgoing_loss, self.work = left, loss, work
         return counted
 
     def drop_outgoing(self) -> None:
-        self.outgoing, self._outgoing_loss, self.work = 0, 0.0, ()
+        self.outgoing, self.outgoing_loss, self.work = 0, LossSum(), ()
         self.doubts.clear()
 
 

@@ -1,4 +1,7 @@
-"""A peer's gradients on their way into a global step."""
+"""A peer's gradients on their way into a global step.
+
+Within a peer all labels count alike; peers count by their samples.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -50,16 +53,16 @@ class Gradients:
             # Without those that have been forgotten meanwhile.
             fresh = [snapshots[cut] for cut in self._cuts if cut in snapshots and snapshots[cut].samples]
             self._cuts = []
-            before, doubts = self.tally.outgoing, self.tally.doubts.values()
+            before, doubts = self.tally.outgoing_loss.weight, self.tally.doubts.values()
             if fresh:
                 oldest = min(each.step for each in fresh)
-                self._outgoing_step = min(self._outgoing_step, oldest) if before else oldest
+                self._outgoing_step = min(self._outgoing_step, oldest) if self.tally.outgoing else oldest
             for each in fresh:
                 self.tally.send(each.samples, each.loss, each.work)
-            total = self.tally.outgoing
+            total = self.tally.outgoing_loss.weight
         if before and self._counted is not None and self._counted.held is not None:
-            flat.mul_((before + self._counted.samples) / before)
-            flat.sub_(self._counted.held, alpha=self._counted.samples / before)
+            flat.mul_((before + self._counted.loss.weight) / before)
+            flat.sub_(self._counted.held, alpha=self._counted.loss.weight / before)
         self._counted = None
         if before and fresh and any(doubt.held is None for doubt in doubts):
             kept = flat.clone()
@@ -69,7 +72,7 @@ class Gradients:
             flat.zero_()
         elif fresh:
             flat.mul_(before / total)
-        for each in fresh:
+        for each in fresh if total else ():
             for mean, gradient in zip(self._replicas[0].layout.views(flat), each.gradients, strict=True):
                 mean.add_(gradient, alpha=1 / total)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.learning.train.gradient_sum import LossSum
 from dedloc_kit.learning.train.gradients.accumulator import Tally
 from dedloc_kit.learning.train.state.state import Stepping
 
@@ -49,8 +50,8 @@ class LocalSteps:
         self._first, self._replicas = replicas[0], dict(enumerate(replicas))
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
         self._lock = threading.Lock()
-        self._stepped, self._stepped_loss = 0, 0.0  # in the local steps since the last snapshot
-        self._sent = dict.fromkeys(self._replicas, (0, 0.0))  # the same of what a snapshot told of before its step
+        self._stepped, self._stepped_loss = 0, LossSum()  # in the local steps since the last snapshot
+        self._sent = self._nothing_sent()  # the same of what a snapshot told of before its step
         self._taken = 0  # local steps of this session
         # With the padding of the first replica's device:
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
@@ -63,10 +64,9 @@ class LocalSteps:
         with self._lock:
             if sum(replica.gradients.samples for replica in self._replicas.values()) >= self._local_batch:
                 told = self._told()
-                samples = sum(each for each, _ in told.values())
-                if samples >= self._local_batch:
+                if sum(samples for samples, _ in told.values()) >= self._local_batch:
                     self._count(told)
-                    self._take_local_step(samples)
+                    self._take_local_step(sum(loss.weight for _, loss in told.values()))
 
     def leave_out(self, replica: int) -> bool:
         """Without the first one, which takes the steps, nothing goes on."""
@@ -77,12 +77,12 @@ class LocalSteps:
             del self._sent[replica]
         return True
 
-    def _take_local_step(self, samples: int) -> None:
+    def _take_local_step(self, weight: float) -> None:
         gradient, parameters = self._first.gradients.vector, list(self._first.model.parameters())
         for replica in self._replicas.values():
             if (cut := replica.gradients.cut()) is not None:
                 gradient.add_(cut.vector.to(gradient.device))
-        gradient.div_(float(samples))
+        gradient.div_(weight or 1.0)
         torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
         self._taken += 1
         risen = min(1.0, self._taken / (WARM_UP + 1))
@@ -92,16 +92,19 @@ class LocalSteps:
         self._first.gradients.clear()
         self._follow()
 
-    def _told(self) -> dict[int, tuple[int, float]]:
-        """Of how many samples each sum is, and the sum of their losses."""
+    def _told(self) -> dict[int, tuple[int, LossSum]]:
+        """Of how many samples each sum is, and their loss."""
         return {number: replica.gradients.totals() for number, replica in self._replicas.items()}
 
-    def _count(self, told: dict[int, tuple[int, float]]) -> None:
+    def _count(self, told: dict[int, tuple[int, LossSum]]) -> None:
         """These have become part of a local step."""
         for number, (samples, loss) in told.items():
             sent, sent_loss = self._sent[number]
             self._stepped, self._stepped_loss = self._stepped + samples - sent, self._stepped_loss + loss - sent_loss
-        self._sent = dict.fromkeys(self._replicas, (0, 0.0))
+        self._sent = self._nothing_sent()
+
+    def _nothing_sent(self) -> dict[int, tuple[int, LossSum]]:
+        return dict.fromkeys(self._replicas, (0, LossSum()))
 
     def _follow(self) -> None:
         """Let the other replicas hold what the first one holds."""
@@ -117,7 +120,7 @@ class LocalSteps:
             told = self._told()
             self._count(told)
             self.tally.send(self._stepped, self._stepped_loss)
-            self._stepped, self._stepped_loss, self._sent = 0, 0.0, told
+            self._stepped, self._stepped_loss, self._sent = 0, LossSum(), told
         self._first.to_wire(way, flat).neg_()
 
     def doubt(self, round_id: str) -> None:
@@ -145,7 +148,7 @@ class LocalSteps:
             self.tally.drop_outgoing()
             for replica in self._replicas.values():
                 replica.gradients.drop()
-            self._stepped, self._stepped_loss, self._sent = 0, 0.0, dict.fromkeys(self._replicas, (0, 0.0))
+            self._stepped, self._stepped_loss, self._sent = 0, LossSum(), self._nothing_sent()
             self._base = self._copy()  # a round may begin before the replica goes on from elsewhere
         return dropped
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.tasks.drawing.places import KINDS
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer, Shape
 from dedloc_kit.learning.train.computing.card import Card
@@ -121,10 +122,11 @@ def test_with_branches_scaled_by_nothing_the_embeddings_go_through_as_they_are()
 def test_memory_is_saved_block_by_block_and_the_gradients_are_the_same() -> None:
     captions, codes = samples_of(TINY)
 
-    def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], step: int) -> torch.Tensor:
+    def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], step: int) -> Loss:
         assert isinstance(model, DrawingTransformer)
         _, after = model(batch["captions"], batch["codes"][:, :-1])
-        return functional.cross_entropy(model.code_output(after).transpose(1, 2), batch["codes"])
+        mean = functional.cross_entropy(model.code_output(after).transpose(1, 2), batch["codes"])
+        return Loss.of(mean, len(batch["codes"]))
 
     found = []
     for saving in (False, True):

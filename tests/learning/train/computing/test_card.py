@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.card import Card, Loss
+from dedloc_kit.learning.task import Loss
+from dedloc_kit.learning.train.computing.card import Card, LossFunction
 from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
 from dedloc_kit.learning.train.copies import Copies, Readout
 from dedloc_kit.learning.train.flat_model import FlatModel
@@ -41,9 +42,10 @@ def batch(size: int = 4, factor: float = 1.0) -> dict[str, Tensor]:
     return {"x": torch.randn(size, 8, generator=generator), "factor": torch.full((size,), factor)}
 
 
-def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
     torch.manual_seed(2)  # the same dropout each time
-    return functional.mse_loss(model(batch["x"]).float(), batch["x"].roll(1, 1)) * batch["factor"][0]
+    mean = functional.mse_loss(model(batch["x"]).float(), batch["x"].roll(1, 1)) * batch["factor"][0]
+    return Loss.of(mean, len(batch["x"]))
 
 
 class _Infinite(torch.autograd.Function):
@@ -58,12 +60,12 @@ class _Infinite(torch.autograd.Function):
         return gradient * math.inf
 
 
-def overflowing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+def overflowing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
     """With an infinite factor the gradient is infinite, and the loss is not."""
     finite = batch["factor"].isfinite().all()
     value = loss(model, {**batch, "factor": torch.ones_like(batch["factor"])}, step)
-    infinite: Tensor = _Infinite.apply(value)  # type: ignore[no-untyped-call]
-    return value if finite else infinite
+    infinite: Tensor = _Infinite.apply(value.total)  # type: ignore[no-untyped-call]
+    return value if finite else value._replace(total=infinite)
 
 
 class Elsewhere(Copies):
@@ -86,7 +88,7 @@ class Elsewhere(Copies):
         return Told(values)
 
 
-def card_of(half: torch.dtype | None = None, loss: Loss = loss) -> Card:
+def card_of(half: torch.dtype | None = None, loss: LossFunction = loss) -> Card:
     return Card(FlatModel(model(), CPU), loss, half)
 
 
@@ -168,8 +170,8 @@ def test_gradients_that_overflow_at_every_scale_are_a_fault_and_the_scale_recove
 
 
 def test_a_batch_that_does_not_fit_leaves_no_gradients() -> None:
-    def runs_out(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
-        (loss(model, batch, step)).backward()  # some gradients are there by then
+    def runs_out(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
+        loss(model, batch, step).mean.backward()  # some gradients are there by then
         raise torch.OutOfMemoryError
 
     card = card_of(loss=runs_out)
@@ -191,7 +193,7 @@ def test_checkpointed_blocks_have_the_same_gradients_and_keep_less() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            value = loss(card.model, batch(64), 0)
+            value = loss(card.model, batch(64), 0).mean
         size = sum(found.values())
         value.backward()
         card.clear()

@@ -2,14 +2,14 @@
 
 import itertools
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.card import Prepare
+from dedloc_kit.learning.task import Loss
+from dedloc_kit.learning.train.computing.card import LossFunction, Prepare
 from dedloc_kit.learning.train.computing.cards import MOST_TIMES, Callbacks, Cards
 from dedloc_kit.learning.train.computing.recomputing import Wanted
 from dedloc_kit.learning.train.gradients.accumulator import Accumulator
@@ -24,7 +24,6 @@ from tests.tiny import WIDTH, TinyTask, tiny_run
 CPU = torch.device("cpu")
 MICROBATCH, TURNS = 4, 6
 LOCAL = {"mode": "local-steps", "local_batch": 2 * MICROBATCH}
-Loss = Callable[[nn.Module, dict[str, Tensor], int], Tensor]
 
 
 class Host:
@@ -34,7 +33,7 @@ class Host:
         self,
         run: RunConfig,
         count: int,
-        losses: list[Loss] | None = None,
+        losses: list[LossFunction] | None = None,
         in_step: bool = True,
         prepare: Prepare = dict,
     ) -> None:
@@ -97,12 +96,12 @@ def test_two_devices_give_what_one_gives_of_the_same_batches(averaging: dict[str
 def test_a_device_that_is_not_in_step_goes_on_while_another_computes() -> None:
     held = threading.Event()
 
-    def slow(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def slow(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         held.wait(60)
         return quick(model, batch, step)
 
     run = tiny_run()
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
     host = Host(run, 2, [slow, quick], in_step=False)
     for _ in range(3):
         assert host.turn() == {1}
@@ -119,15 +118,15 @@ def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_
     lost: int, in_step: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tiny_run()
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
     calls = itertools.count(1)
 
-    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         if next(calls) > 2:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         return quick(model, batch, step)
 
-    losses: list[Loss] = [quick, quick]
+    losses: list[LossFunction] = [quick, quick]
     losses[lost] = failing
     host = Host(run, 2, losses, in_step)
     given = {0: 0, 1: 0}
@@ -150,13 +149,13 @@ def test_what_a_card_computes_is_prepared_once_it_has_been_split() -> None:
         prepared.append(len(batch["x"]))
         return {**batch, "samples": torch.tensor([len(batch["x"])])}  # which cannot be split
 
-    def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         assert batch["samples"].tolist() == [len(batch["x"])]
         if len(batch["x"]) > MICROBATCH // 2:
             raise torch.OutOfMemoryError
         return quick(model, batch, step)
 
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
     host = Host(run, 1, [loss], prepare=prepare)
     for _ in range(4):
         host.turn()
@@ -166,7 +165,7 @@ def test_what_a_card_computes_is_prepared_once_it_has_been_split() -> None:
 
 
 def test_with_the_last_device_fails_the_volunteer(caplog: pytest.LogCaptureFixture) -> None:
-    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         raise torch.OutOfMemoryError
 
     host = Host(tiny_run(), 2, [failing, failing])
@@ -178,9 +177,9 @@ def test_with_the_last_device_fails_the_volunteer(caplog: pytest.LogCaptureFixtu
 
 def test_no_local_step_is_taken_without_the_device_that_takes_them() -> None:
     run = tiny_run(averaging=LOCAL)
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
 
-    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     host = Host(run, 2, [failing, quick])
@@ -193,10 +192,10 @@ def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_l
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = tiny_run()
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
 
-    def holding(most: int) -> Loss:
-        def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def holding(most: int) -> LossFunction:
+        def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
             if len(batch["x"]) > most:
                 raise torch.OutOfMemoryError
             return quick(model, batch, step)
@@ -220,11 +219,11 @@ def test_a_device_computes_again_what_suits_it_and_goes_on_as_if_nothing_had_bee
     run = tiny_run()
     steps = list[int]()
 
-    def telling(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def telling(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         steps.append(step)
         return quick(model, batch, step)
 
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
     disturbed, other = Host(run, 1, [telling]), Host(run, 1)
     assert disturbed.cards.recompute(wanted(disturbed, 1)) is None, "it is not known what it takes"
     for _ in range(3):
@@ -238,9 +237,9 @@ def test_a_device_computes_again_what_suits_it_and_goes_on_as_if_nothing_had_bee
 
 def test_a_device_that_waits_computes_again_what_others_do_not_have_to_stop_for() -> None:
     run, held, running = tiny_run(), threading.Event(), threading.Event()
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
 
-    def slow(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def slow(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         running.set()
         held.wait(60)
         return quick(model, batch, step)
@@ -255,9 +254,9 @@ def test_a_device_that_waits_computes_again_what_others_do_not_have_to_stop_for(
 
 def test_a_device_that_fails_while_it_computes_again_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     run = tiny_run()
-    quick: Loss = TinyTask(run).loss
+    quick: LossFunction = TinyTask(run).loss
 
-    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         if step == 7:
             raise RuntimeError("CUDA error: unspecified launch failure")
         return quick(model, batch, step)

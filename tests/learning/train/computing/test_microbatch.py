@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.computing.microbatch import Microbatches, find_microbatch, largest_microbatch
 from dedloc_kit.learning.train.flat_model import FlatModel
@@ -23,14 +24,13 @@ class Device:
         self.now, self.seconds, self.memory = 0.0, seconds, memory
         self.tried: list[int] = []
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         size = len(batch["x"])
         self.tried.append(size)
         if size > self.memory:
             raise torch.OutOfMemoryError
         self.now += self.seconds(size)
-        loss: Tensor = model(batch["x"]).square().mean()
-        return loss
+        return Loss.of(model(batch["x"]).square().mean(), size)
 
     def find(self, model: nn.Module | None = None, most: int = 64) -> int:
         card = Card(FlatModel(model or nn.Linear(4, 4), CPU), self.loss)
@@ -115,7 +115,7 @@ def test_blocks_are_checkpointed_where_not_even_one_sample_fits() -> None:
 class Checkpointed(Device):
     """Its memory holds 16 samples with checkpoints, and else 4, which then take as long as one."""
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
         assert isinstance(model, Blocks)
         self.memory = 16 if model.checkpointed else 4
         return super().loss(model, batch, step)

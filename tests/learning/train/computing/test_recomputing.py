@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Card, Computed
 from dedloc_kit.learning.train.computing.recomputing import Wanted, on_cpu, recompute
 from dedloc_kit.learning.train.optim.build import build_optimizer
@@ -20,8 +21,9 @@ class WithBuffers(TinyTask):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(WIDTH), super().model())
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
-        return super().loss(model, batch, step) * (step + 1)
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Loss:
+        loss = super().loss(model, batch, step)
+        return loss._replace(total=loss.total * (step + 1))
 
 
 class Peer:
@@ -115,8 +117,7 @@ def test_a_gradient_that_overflows_in_float16_is_tried_once_more(times: int, fou
 
 def test_a_gradient_that_is_not_finite_is_none() -> None:
     peer = Peer()
-    loss = peer.task.loss
-    endless = Card(peer.replica, lambda model, batch, step: loss(model, batch, step) * torch.inf)
+    endless = Card(peer.replica, lambda model, batch, step: Loss.of(model(batch["x"]).mean() * torch.inf, 1))
     assert recompute(peer.replica, endless, peer.wanted()) is None
 
 
@@ -125,7 +126,7 @@ def test_what_does_not_fit_into_the_memory_is_none_and_what_fails_leaves_the_par
     held = peer.held()
 
     def failing(error: RuntimeError) -> Card:
-        def loss(*_: object) -> Tensor:
+        def loss(*_: object) -> Loss:
             raise error
 
         return Card(peer.replica, loss)

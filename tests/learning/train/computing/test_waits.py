@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dedloc_kit.learning.train.computing.card import Batch, Card, Loss
+from dedloc_kit.learning.task import Loss
+from dedloc_kit.learning.train.computing.card import Batch, Card, LossFunction
 from dedloc_kit.learning.train.computing.loss_scale import loss_scale
 from dedloc_kit.learning.train.computing.recomputing import Wanted, recompute
 from dedloc_kit.learning.train.gradients.gradients import Gradients
@@ -34,13 +35,14 @@ def batches(run: RunConfig) -> Iterator[Batch]:
     return TinyTask(run).batches(SAMPLES, 1, pytest.fail)
 
 
-def nan_in(microbatch: int, loss: Loss) -> Loss:
+def nan_in(microbatch: int, loss: LossFunction) -> LossFunction:
     """The loss, but for that of one microbatch."""
     calls = list[int]()
 
-    def spoiled(model: nn.Module, batch: Batch, step: int) -> Tensor:
+    def spoiled(model: nn.Module, batch: Batch, step: int) -> Loss:
         calls.append(1)
-        return loss(model, batch, step) * (torch.nan if len(calls) == microbatch else 1.0)
+        found = loss(model, batch, step)
+        return found._replace(total=found.total * (torch.nan if len(calls) == microbatch else 1.0))
 
     return spoiled
 
@@ -130,9 +132,10 @@ def test_the_number_of_samples_is_right_once_an_outcome_is_told_too() -> None:
 def test_two_microbatches_that_overflow_at_the_same_scale_lower_it_once() -> None:
     run, scales = tiny_run(), list[float]()
 
-    def loss(model: nn.Module, batch: Batch, step: int) -> Tensor:
+    def loss(model: nn.Module, batch: Batch, step: int) -> Loss:
         scales.append(loss_scale())
-        return TinyTask(run).loss(model, batch, step) * (1e35 if len(scales) <= 2 else 1.0)
+        found = TinyTask(run).loss(model, batch, step)
+        return found._replace(total=found.total * (1e35 if len(scales) <= 2 else 1.0))
 
     card = Card(replica_of(run, DEVICE), loss, torch.float16)
     told = []

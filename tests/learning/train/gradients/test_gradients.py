@@ -1,4 +1,4 @@
-"""Samples are averaged by their number, none is lost by a failed round, and none counts twice."""
+"""Gradients are averaged by what they are over; no sample is lost by a failed round, and none counts twice."""
 
 import math
 import random
@@ -16,10 +16,10 @@ def replica() -> FlatModel:
     return model_of(torch.nn.Parameter(torch.zeros(3)))
 
 
-def test_uneven_microbatches_are_weighted_by_their_samples(replica: FlatModel) -> None:
+def test_uneven_microbatches_count_by_what_they_are_over(replica: FlatModel) -> None:
     gradients, mean = Gradients([replica]), torch.zeros(3)
-    give(replica, 1.0, samples=1, loss=4.0)
-    give(replica, 5.0, samples=3, loss=8.0)
+    give(replica, 1.0, samples=2, weight=10, loss=4.0)
+    give(replica, 5.0, samples=2, weight=30, loss=8.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [4.0] * 3
     assert gradients.tally.outgoing == 4
@@ -111,7 +111,7 @@ def test_adding_goes_on_while_a_snapshot_is_made(replica: FlatModel) -> None:
 
 
 class Host:
-    """Two replicas whose gradients tell in a line of work how large they are, and of how many samples."""
+    """Two replicas whose gradients tell in a line of work how large they are, of how many samples, and their weight."""
 
     def __init__(self) -> None:
         self.replicas = [model_of(torch.nn.Parameter(torch.zeros(3))) for _ in range(2)]
@@ -121,18 +121,20 @@ class Host:
         self.step = 0
         self.rounds: list[str] = []
 
-    def give(self, replica: int, samples: int) -> None:
+    def give(self, replica: int, samples: int, weight: int | None = None) -> None:
         self.given += 1
-        line = f"{self.given} {samples}".encode()
-        assert give(self.replicas[replica], self.given, samples, step=self.step, work=line)
+        weight = samples if weight is None else weight
+        line = f"{self.given} {samples} {weight}".encode()
+        assert give(self.replicas[replica], self.given, samples, step=self.step, work=line, weight=weight)
 
     def doubt(self) -> None:
         self.rounds.append(f"{len(self.rounds):02x}")
         self.gradients.doubt(self.rounds[-1])
 
-    def outgoing(self) -> list[tuple[int, int]]:
-        """The gradient and the samples of each line."""
-        return [(int(each), int(samples)) for each, samples in map(bytes.split, self.gradients.tally.work)]
+    def outgoing(self) -> list[tuple[int, int, int]]:
+        """The gradient, the samples and the weight of each line."""
+        lines = map(bytes.split, self.gradients.tally.work)
+        return [(int(each), int(samples), int(weight)) for each, samples, weight in lines]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -141,12 +143,12 @@ def test_lines_of_work_follow_their_samples_whatever_becomes_of_rounds(seed: int
     for turn in range(300):
         match chance.choice(["give", "give", "send", "send", "doubt", "settle", "count", "age", "lose", "forget"]):
             case "give":
-                host.give(chance.randrange(2), chance.randint(1, 4))
+                host.give(chance.randrange(2), chance.randint(1, 4), chance.randint(0, 9))
             case "send":
                 host.gradients.load_outgoing(host.mean)
                 lines = host.outgoing()
-                total = sum(samples for _, samples in lines)
-                mean = sum(each * samples for each, samples in lines) / total if total else 0.0
+                total = sum(weight for *_, weight in lines)
+                mean = sum(each * weight for each, _, weight in lines) / total if total else 0.0
                 assert host.mean.tolist() == pytest.approx([mean] * 3, rel=1e-4), f"turn {turn}"
             case "doubt":
                 host.doubt()
@@ -161,7 +163,7 @@ def test_lines_of_work_follow_their_samples_whatever_becomes_of_rounds(seed: int
                 host.gradients.leave_out(chance.randrange(2))
             case "forget" if chance.random() < 0.3:
                 assert host.gradients.forget() >= 0
-        assert sum(samples for _, samples in host.outgoing()) == host.gradients.tally.outgoing, f"turn {turn}"
+        assert sum(samples for _, samples, _ in host.outgoing()) == host.gradients.tally.outgoing, f"turn {turn}"
 
 
 def test_of_a_doubt_that_is_settled_only_the_lines_that_were_outgoing_then_have_counted() -> None:
@@ -172,6 +174,6 @@ def test_of_a_doubt_that_is_settled_only_the_lines_that_were_outgoing_then_have_
     host.doubt()
     host.give(0, 4)
     host.gradients.load_outgoing(host.mean)
-    assert host.outgoing() == [(1, 2), (2, 3), (3, 4)]
+    assert host.outgoing() == [(1, 2, 2), (2, 3, 3), (3, 4, 4)]
     host.gradients.settle(host.rounds)
-    assert host.outgoing() == [(3, 4)]
+    assert host.outgoing() == [(3, 4, 4)]
