@@ -70,6 +70,15 @@ def receipt(step: int, round_id: str) -> Receipt:
     return Receipt(step=step, round=round_id, time=1.0, seconds=0.0, signed=())
 
 
+def test_a_local_step_counts_what_losses_are_over_and_not_samples() -> None:
+    peer = Peer(shared())
+    assert give(peer.replica, 1.0, samples=2, weight=30)
+    assert give(peer.replica, -2.0, samples=2, weight=10)
+    before = peer.weight.detach().clone()
+    peer.steps.boundary()
+    assert (peer.weight < before).all()
+
+
 def test_a_local_step_is_taken_when_its_samples_have_come_together() -> None:
     peer = Peer(shared())
     peer.train(2)
