@@ -106,7 +106,7 @@ def _claim_from(step: int) -> None:
 
 
 def _boast_from(step: int) -> None:
-    truth, report, load = Rounds._contribution, Tracker.report, Gradients.load_outgoing
+    truth, report, load = Rounds._contribution, Tracker.report, Gradients.load_in_flight
 
     def claimed(self: Rounds) -> Contribution:
         said, most = truth(self), MAX_BATCHES * self._run.global_batch
@@ -123,7 +123,7 @@ def _boast_from(step: int) -> None:
 
     Rounds._contribution = claimed  # type: ignore[method-assign]
     Tracker.report = reported  # type: ignore[method-assign, assignment]
-    Gradients.load_outgoing = loaded  # type: ignore[method-assign]
+    Gradients.load_in_flight = loaded  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

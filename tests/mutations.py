@@ -1204,7 +1204,7 @@ MUTATIONS = (
     Mutation(
         "who moves leaves behind what has not counted",
         "roles/stage_volunteer.py",
-        "if needed or (member.idle and not optimizer.tally.samples):",
+        "if needed or (member.idle and not optimizer.counter.samples):",
         "if needed or member.idle:",
         "tests/roles/test_stage_volunteer.py -k in_peace",
     ),
@@ -3437,7 +3437,7 @@ MUTATIONS = (
     Mutation(
         "lines of work that have counted are brought once more",
         "learning/train/gradients/accumulator.py",
-        "work = self.work[counted.lines :]",
+        "work = self.work[confirmed.lines :]",
         "work = self.work",
         "tests/learning/train/gradients/test_gradients.py -k lines",
     ),
@@ -4291,14 +4291,14 @@ MUTATIONS = (
     Mutation(
         "doubtful rounds are not settled by the state",
         "swarm/rounds/optimizer.py",
-        "        self._accumulator.settle([name for name in self.state.rounds if name not in without])\n",
+        "        self._accumulator.confirm([name for name in self.state.rounds if name not in without])\n",
         "",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "doubtful rounds are not settled by receipts",
         "swarm/rounds/optimizer.py",
-        "                self._accumulator.settle([receipt.round])\n",
+        "                self._accumulator.confirm([receipt.round])\n",
         "                pass\n",
         "tests/swarm/rounds/test_catchup.py",
     ),
@@ -4403,7 +4403,7 @@ MUTATIONS = (
     Mutation(
         "a device never waits for rounds",
         "swarm/rounds/batch.py",
-        "self._tally.fresh * rate >= self._run.global_batch * mine",
+        "self._counter.pending * rate >= self._run.global_batch * mine",
         "False",
         "tests/swarm/rounds/test_batch.py -k its_share",
     ),
@@ -4431,8 +4431,8 @@ MUTATIONS = (
     Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
-        "session_samples=self._tally.counted + self._tally.outgoing",
-        "session_samples=self._tally.outgoing",
+        "session_samples=self._counter.applied + self._counter.in_flight",
+        "session_samples=self._counter.in_flight",
         "tests/swarm/rounds/test_rounds.py -k grows",
     ),
     Mutation(
@@ -4482,13 +4482,13 @@ MUTATIONS = (
         "learning/train/gradients/local_steps.py",
         "            mine.copy_(theirs + (mine - base) if moved else theirs)\n",
         "            mine.copy_(theirs + (mine - base) if moved else theirs)\n"
-        "            self._outgoing = self._outgoing + base - theirs if len(self._outgoing) else self._outgoing\n",
+        "            self._in_flight = self._in_flight + base - theirs if len(self._in_flight) else self._in_flight\n",
         "tests/learning/train/gradients/test_local_steps.py -k fixed_before",
     ),
     Mutation(
         "a way that has counted in a round in doubt is sent once more",
         "learning/train/gradients/local_steps.py",
-        "                self._base.add_(counted.held)",
+        "                self._base.add_(confirmed.held)",
         "                pass",
         "tests/learning/train/gradients/test_local_steps.py -k in_doubt",
     ),
@@ -4502,22 +4502,22 @@ MUTATIONS = (
     Mutation(
         "a way that was forgotten counts all the same",
         "learning/train/gradients/local_steps.py",
-        "            if self.tally.outgoing:  # unless",
-        "            if len(self._outgoing):  # unless",
+        "            if self.counter.in_flight:  # unless",
+        "            if len(self._in_flight):  # unless",
         "tests/learning/train/gradients/test_local_steps.py -k before_a_rewind",
     ),
     Mutation(
         "a device takes over the parameters that its samples are in before these have counted",
         "swarm/rounds/optimizer.py",
         """        if counts:  # before a device can take over the parameters that this is in
-            self._accumulator.count_outgoing()
+            self._accumulator.mark_applied()
         with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
 """,
         """        with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
         if counts:
-            self._accumulator.count_outgoing()
+            self._accumulator.mark_applied()
 """,
         "tests/swarm/rounds/test_optimizer.py -k however_soon",
     ),

@@ -188,7 +188,7 @@ class _Work:
     @property
     def given(self) -> float:
         """Samples that have counted in this session, each by the stage's share of the computation."""
-        return self._stage.share * self._me.optimizer.tally.counted
+        return self._stage.share * self._me.optimizer.counter.applied
 
     def do(self, warn: Callable[[str], None], mover: Mover | None) -> Mover | None:
         """Until this volunteer is to leave, or the run is over, or it goes to another stage.
@@ -206,7 +206,7 @@ class _Work:
             me.optimizer.load()
             if mover is not None:  # its session goes on: what it gave to other stages is as much of this one
                 most = me.optimizer.step * MAX_BATCHES * self._run.global_batch  # or nobody would believe it
-                me.optimizer.tally.go_on(min(most, round(mover.given / self._stage.share)))
+                me.optimizer.counter.go_on(min(most, round(mover.given / self._stage.share)))
             me.optimizer.begin()
             member.say("online")
             if mover is None:
@@ -272,7 +272,7 @@ class _Work:
         member.stop_driving()
         self._gradients.refuse(True)
         while not self._ends() and not self._moving.needed_here() and time.monotonic() < until:
-            if needed or (member.idle and not optimizer.tally.samples):
+            if needed or (member.idle and not optimizer.counter.samples):
                 member.go()
                 fits = tuple(sorted(self._fits))
                 return Mover(stage=move.stage, session=self._me.profile.session, given=self.given, fits=fits)
@@ -299,14 +299,14 @@ class _Work:
             member.turns.take(TURN_SECONDS)
             optimizer.boundary()
             optimizer.refresh(0)
-        if lost := optimizer.tally.samples:
+        if lost := optimizer.counter.samples:
             _log.warning("%d samples were too early for the next step and are given up", lost)
 
     def _is_needed(self, seconds: float) -> bool:
         """By what it has begun, so long after it began to leave."""
         member, optimizer = self._member, self._me.optimizer
         if self._stop.is_set():
-            return seconds < FLUSH_SECONDS and (not member.idle or bool(optimizer.tally.samples))
+            return seconds < FLUSH_SECONDS and (not member.idle or bool(optimizer.counter.samples))
         step = member.step  # a stage without the last step may lack what this peer drives, and gets it from nobody else
         return seconds < LAST_STEP_SECONDS and step is not None and step < optimizer.step
 

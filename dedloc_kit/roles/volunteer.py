@@ -167,10 +167,10 @@ def volunteer(
                 remember(memory, me, positions_of(feed))
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while stop.is_set() and me.optimizer.tally.samples:
+            while stop.is_set() and me.optimizer.counter.samples:
                 left = me.optimizer.seconds_left
                 if time.monotonic() + left > until:
-                    samples = me.optimizer.tally.samples
+                    samples = me.optimizer.counter.samples
                     _log.warning("%d samples were too early for the next step and are given up", samples)
                     break
                 if left:
@@ -182,7 +182,7 @@ def volunteer(
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.counter.applied))
         return None
 
 
@@ -243,7 +243,7 @@ def _train_on(cards: Cards, me: SwarmPeer, mixing: Mixing, emit: Callable[[AnyEv
             swarm_samples=me.optimizer.swarm_samples(),
             averaging=me.optimizer.averaging,
             global_batch=me.optimizer.run.global_batch,
-            session_samples=me.optimizer.tally.counted,
+            session_samples=me.optimizer.counter.applied,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
             decay=me.optimizer.state.decay,

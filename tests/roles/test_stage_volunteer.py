@@ -155,9 +155,9 @@ class Going:
         self.idle = False  # what it has begun is on its way
         self.step: int | None = 5  # that all stages hold
         self.turns = SimpleNamespace(take=lambda _: None)
-        self.tally = SimpleNamespace(samples=4, counted=30)
+        self.counter = SimpleNamespace(samples=4, applied=30)
         self._work = work = stage_volunteer._Work.__new__(stage_volunteer._Work)
-        optimizer = SimpleNamespace(tally=self.tally, step=5, boundary=lambda: None, refresh=lambda _: None)
+        optimizer = SimpleNamespace(counter=self.counter, step=5, boundary=lambda: None, refresh=lambda _: None)
         profile = SimpleNamespace(session="5e55")
         work._me, work._stop = cast(SwarmPeer, SimpleNamespace(optimizer=optimizer, profile=profile)), threading.Event()
         work._member, work._gradients = cast(PipelineMember, self), cast(Any, self)
@@ -193,7 +193,7 @@ class Going:
         self.swarm.change("a", state=state, moving=None)
 
     def becomes(self, *, idle: bool, samples: int) -> None:
-        self.idle, self.tally.samples = idle, samples
+        self.idle, self.counter.samples = idle, samples
 
 
 QUIET = "stage 1 of 3 lacks peers: moving there from stage 0"
@@ -216,7 +216,7 @@ def test_whoever_was_at_the_stage_that_one_moves_to_may_vanish_meanwhile(monkeyp
     going.events += [lambda: None, lambda: going.swarm.change("c", state="leaving")]
     mover = going.begin()
     assert mover is not None, "there nothing is waited for any more"
-    assert (mover.stage, going.tally.samples) == (1, 4)
+    assert (mover.stage, going.counter.samples) == (1, 4)
 
 
 def test_who_is_the_last_one_of_its_stage_stays_though_it_has_begun_to_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class Batch:
         counting: Counting,
     ) -> None:
         self._run, self._state, self._counting = state.run, state, counting
-        self._accumulator, self._tally = accumulator, accumulator.tally
+        self._accumulator, self._counter = accumulator, accumulator.counter
         self._vector, self._tracker = vector, tracker
         self._wanted: Callable[[], float] | None = None
         self._beside: Callable[[], int] = lambda: 0
@@ -89,7 +89,7 @@ class Batch:
     @property
     def samples(self) -> int:
         """This peer's part."""
-        return max(0, (self._tally.outgoing if self.fixed else self._tally.samples) - self._beside())
+        return max(0, (self._counter.in_flight if self.fixed else self._counter.samples) - self._beside())
 
     @property
     def ahead(self) -> bool:
@@ -103,7 +103,7 @@ class Batch:
         near = [told for peer, told in self._tracker.others().items() if self._tracker.is_near(peer)]
         told: Iterable[Progress | Row] = (*near, *self._rows)
         rate = mine + sum(said.samples_per_second for said in told)
-        return mine > 0 and self._tally.fresh * rate >= self._run.global_batch * mine
+        return mine > 0 and self._counter.pending * rate >= self._run.global_batch * mine
 
     def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress], rows: Collection[Row] = ()) -> None:
         """Fix this peer's part as soon as the batch is full; open it if it is not. Not while a round has begun.
@@ -134,7 +134,7 @@ class Batch:
         """What this peer has computed so far is its part. Waits for the end of a round that has begun."""
         self.drop_stale()
         with self._vector.held() as flat:
-            self._accumulator.load_outgoing(flat)
+            self._accumulator.load_in_flight(flat)
         self.fixed = True
 
     def open(self) -> None:

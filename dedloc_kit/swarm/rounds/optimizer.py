@@ -99,7 +99,7 @@ class CollaborativeOptimizer:
         caller: Caller,
     ) -> None:
         self.run, self.state, self._replicas = state.run, state, replicas
-        self._accumulator, self.tally = accumulator, accumulator.tally
+        self._accumulator, self.counter = accumulator, accumulator.counter
         self._at_work = list(range(len(replicas)))  # the first of them hands its buffers over
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
         self._stop, self._on_step = caller.stop, caller.on_step
@@ -152,7 +152,7 @@ class CollaborativeOptimizer:
 
     def await_round(self, deadline: float) -> None:
         """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
-        while self.tally.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
+        while self.counter.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
             if self._background is None:
                 self._advance()
             time.sleep(BUSY_SECONDS)
@@ -332,7 +332,7 @@ class CollaborativeOptimizer:
 
         At the latest that is so where others would not believe them.
         """
-        return self._rounds.batch.ahead or 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
+        return self._rounds.batch.ahead or 2 * self.counter.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -420,7 +420,7 @@ class CollaborativeOptimizer:
         )
         began, counts = time.monotonic(), self._signer.peer in outcome.contributions
         if counts:  # before a device can take over the parameters that this is in
-            self._accumulator.count_outgoing()
+            self._accumulator.mark_applied()
         with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
         done = time.monotonic()
@@ -499,13 +499,13 @@ class CollaborativeOptimizer:
         rewound, without = self.state.rewound, set()
         for receipt, contributions in self._catch_up.follow():
             if self._signer.peer in contributions:
-                self._accumulator.settle([receipt.round])
+                self._accumulator.confirm([receipt.round])
             else:
                 without.add(receipt.round)  # the round went on, and what this peer brought was left out
             self._learn(receipt, contributions)
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
-        self._accumulator.settle([name for name in self.state.rounds if name not in without])
+        self._accumulator.confirm([name for name in self.state.rounds if name not in without])
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.batch.open()

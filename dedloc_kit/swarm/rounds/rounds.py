@@ -53,7 +53,7 @@ class Rounds:
         profile: Profile,
     ) -> None:
         self._run, self._state = state.run, state
-        self._accumulator, self._tally = accumulator, accumulator.tally
+        self._accumulator, self._counter = accumulator, accumulator.counter
         self._averager, self._grouping = exchange.averager, exchange.grouping
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
@@ -277,7 +277,7 @@ class Rounds:
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             limit = self._timeouts.limit + boundary
-            self._averager.begin(group, contribution, patience, limit, work=self._tally.work)
+            self._averager.begin(group, contribution, patience, limit, work=self._counter.work)
 
     @property
     def _may_follow(self) -> bool:
@@ -300,13 +300,13 @@ class Rounds:
         organizer = self._tracker.others().get(self._tracker.belief.organizer)
         if organizer is not None and organizer.instructions is not None:  # else what it said last holds
             self.heed(organizer.instructions)
-        loss = self._tally.loss
+        loss = self._counter.loss
         return Contribution(
             run_id=self._run.run_id,
             step=self._state.step + 1,
             session=self._profile.session,
-            samples=self._tally.outgoing,
-            session_samples=self._tally.counted + self._tally.outgoing,
+            samples=self._counter.in_flight,
+            session_samples=self._counter.applied + self._counter.in_flight,
             loss=None if loss is None else min(MAX_LOSS, max(-MAX_LOSS, loss)),
             name=self._profile.name,
             time=get_dht_time(),
@@ -363,7 +363,9 @@ class Rounds:
                     self._other_rows.fell_short(self.weights(outcome.contributions))
                 self._blame(outcome)
                 if begun and members - outcome.contributions.keys():
-                    self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
+                    self._accumulator.mark_unconfirmed(
+                        outcome.id
+                    )  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)
@@ -377,7 +379,7 @@ class Rounds:
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
-            self._accumulator.doubt(outcome.id)
+            self._accumulator.mark_unconfirmed(outcome.id)
         self._blame(outcome)
         self._tracker.report_now()
 

@@ -99,8 +99,8 @@ def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_
     assert give(replica, samples=4, step=replica.step)
     state.go_back(tensors, info, receipt(2), 1.0)
     refresh()
-    assert (dropped, gradients.tally.samples, replica.step) == ([4], 0, 2)
+    assert (dropped, gradients.counter.samples, replica.step) == ([4], 0, 2)
     assert give(replica, samples=4, step=replica.step)
     train(state, 1)
     refresh()
-    assert (dropped, gradients.tally.samples) == ([4], 4), "the usual step leaves what is under way alone"
+    assert (dropped, gradients.counter.samples) == ([4], 4), "the usual step leaves what is under way alone"

@@ -84,12 +84,12 @@ def test_of_what_is_added_while_sums_are_fetched_nothing_is_lost_or_counts_twice
     going = True
     while going:
         going = adding.is_alive()
-        gradients.load_outgoing(mean)
-        total += float(mean[0]) * gradients.tally.outgoing
-        gradients.count_outgoing()
+        gradients.load_in_flight(mean)
+        total += float(mean[0]) * gradients.counter.in_flight
+        gradients.mark_applied()
     counted = [(number, 1 + number % 3) for number in range(400) if number % 7 != 3]
-    assert gradients.tally.counted == sum(samples for _, samples in counted)
-    assert gradients.tally.samples == 0
+    assert gradients.counter.applied == sum(samples for _, samples in counted)
+    assert gradients.counter.samples == 0
     assert total == pytest.approx(sum(number * samples for number, samples in counted), rel=1e-5)
 
 
@@ -106,9 +106,9 @@ def test_a_round_goes_on_without_the_sum_of_a_device_that_has_failed() -> None:
     gradients, mean = Gradients(replicas), torch.zeros(3)
     for number, replica in enumerate(replicas):
         give(replica, 1.0 + number, samples=4)
-    gradients.load_outgoing(mean)
+    gradients.load_in_flight(mean)
     assert mean.tolist() == [2.0] * 3
-    assert (gradients.tally.outgoing, gradients.tally.fresh) == (4, 0)
+    assert (gradients.counter.in_flight, gradients.counter.pending) == (4, 0)
 
 
 def test_buffers_go_from_device_to_device_in_one_copy_for_each_type() -> None:

@@ -113,35 +113,35 @@ class Volunteer:
 
     def pledge(self, step: int, group: str, plan: Plan) -> tuple[Pledged, Tensor]:
         """What it brings to a round, and that as reducers decode it."""
-        self._gradients.settle(self._unlearned)  # it has learned by now that they counted
+        self._gradients.confirm(self._unlearned)  # it has learned by now that they counted
         self._unlearned.clear()
-        self._gradients.load_outgoing(self._flat)
-        tally = self._gradients.tally
+        self._gradients.load_in_flight(self._flat)
+        counter = self._gradients.counter
         mine = Contribution(
             run_id=self._state.run_id,
             step=step,
             session=self.session,
-            samples=tally.outgoing,
-            session_samples=tally.counted + tally.outgoing,
-            loss=tally.loss,
+            samples=counter.in_flight,
+            session_samples=counter.applied + counter.in_flight,
+            loss=counter.loss,
             name=self.peer,
             time=1.0,
         )
         self._coding.sent.begin(float(mine.samples))
         sent = self._flat * self.kind.factor
-        pledged, sealed = self.pledges.seal(group, mine, tally.work, plan, sent, self._coding)
+        pledged, sealed = self.pledges.seal(group, mine, counter.work, plan, sent, self._coding)
         assert sealed is not None
         return pledged, decode_all(sealed.parts, len(sent))
 
     def counted(self) -> None:
         self._coding.sent.commit()
         self.pledges.counted()
-        self._gradients.count_outgoing()
+        self._gradients.mark_applied()
 
     def failed(self, group: str, counts: bool) -> None:
         """The round came to nothing here, and maybe to something elsewhere."""
         self._coding.sent.discard()
-        self._gradients.doubt(group)
+        self._gradients.mark_unconfirmed(group)
         if counts:
             self._unlearned.append(group)
 

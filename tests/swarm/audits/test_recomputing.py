@@ -88,10 +88,10 @@ class Volunteer:
         (computed,) = self.cards.compute()
         assert computed.finite
         mean = torch.zeros(self.state.layout.size)
-        self.gradients.load_outgoing(mean)
-        (work,) = self.gradients.tally.work
-        weight = self.gradients.tally.outgoing_loss.weight
-        self.gradients.count_outgoing()
+        self.gradients.load_in_flight(mean)
+        (work,) = self.gradients.counter.work
+        weight = self.gradients.counter.in_flight_loss.weight
+        self.gradients.mark_applied()
         return Line(work, mean, weight)
 
     def step(self) -> None:

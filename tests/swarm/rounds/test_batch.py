@@ -76,7 +76,7 @@ def test_what_is_computed_after_the_batch_is_full_is_for_the_next_one() -> None:
     assert me.batch.fixed
     me.compute(6, gradient=100.0)
     me.watch()
-    assert (me.batch.samples, me.gradients.tally.fresh) == (12, 6)
+    assert (me.batch.samples, me.gradients.counter.pending) == (12, 6)
     with me.vector.held() as mean:
         assert mean.tolist() == [2.0]
 
@@ -143,7 +143,7 @@ def test_a_part_that_was_fixed_too_early_takes_in_what_was_computed_meanwhile() 
     me.hear(8, fixed=True)
     assert (me.batch.fixed, me.batch.samples) == (False, 12)
     me.watch()
-    assert (me.batch.fixed, me.batch.samples, me.gradients.tally.fresh) == (True, 12, 0)
+    assert (me.batch.fixed, me.batch.samples, me.gradients.counter.pending) == (True, 12, 0)
     with me.vector.held() as mean:
         assert mean.tolist() == [3.0]
 

@@ -129,7 +129,7 @@ def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them
     missed = [(SimpleNamespace(round="aa"), {"me": gave}), (SimpleNamespace(round="bb"), {"another": gave})]
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: missed),
-        _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
+        _accumulator=SimpleNamespace(confirm=lambda rounds: settled.append(list(rounds))),
         _signer=SimpleNamespace(peer="me"),
         state=SimpleNamespace(rounds=("99", "aa", "bb"), rewound=0),
         _rounds=SimpleNamespace(

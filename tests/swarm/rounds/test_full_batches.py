@@ -134,9 +134,9 @@ class Swarm:
                     peer.begun = True
                     if not peer.batch.fixed:
                         peer.batch.fix()
-        samples = sum(peer.gradients.tally.outgoing for peer in self.peers)
+        samples = sum(peer.gradients.counter.in_flight for peer in self.peers)
         for peer in self.peers:
-            peer.gradients.count_outgoing()
+            peer.gradients.mark_applied()
             peer.state.step, peer.begun, peer.news = peer.state.step + 1, False, True
             peer.batch.open()
         return samples

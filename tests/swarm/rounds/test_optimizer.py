@@ -197,7 +197,7 @@ def test_a_device_computes_one_batch_beside_a_round_and_then_waits_for_the_step_
     me = Volunteer(tmp_path)
     for _ in range(3):
         me.compute_until_ahead()
-        assert (me.gradients.tally.outgoing, me.gradients.tally.fresh) == (BATCH, BATCH)
+        assert (me.gradients.counter.in_flight, me.gradients.counter.pending) == (BATCH, BATCH)
         me.end_round("complete", me.peer)
         assert not me.optimizer.ahead
     assert [mine.samples for mine in me.averager.brought] == [BATCH] * 3

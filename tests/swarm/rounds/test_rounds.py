@@ -295,10 +295,10 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     give(me.replica, samples=7)
     me.state.step = oldest
     me.rounds.batch.drop_stale()
-    assert (me.gradients.tally.samples, warned) == (7, [])
+    assert (me.gradients.counter.samples, warned) == (7, [])
     me.state.step = oldest + 1
     me.rounds.batch.drop_stale()
-    assert me.gradients.tally.samples == 0
+    assert me.gradients.counter.samples == 0
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
 
 
@@ -394,7 +394,7 @@ def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: 
         assert complete is not None
         (mine,) = complete.contributions.values()
         said.append((mine.samples, mine.session_samples))
-        me.gradients.count_outgoing()
+        me.gradients.mark_applied()
         me.state.step += 1
     assert said == [(10, 10), (12, 22)]
 

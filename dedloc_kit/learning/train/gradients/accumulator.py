@@ -1,4 +1,4 @@
-"""What a peer gathers for a global step while it computes, and how many samples that stands for."""
+"""The samples of a peer on their way into a global step, and the interface of what accumulates their gradients."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,125 +14,124 @@ MAX_STALENESS = 4
 
 
 @dataclass
-class Doubt(Generic[T]):
-    """What was outgoing when a round failed here, which may have succeeded for others."""
+class UnconfirmedRound(Generic[T]):
+    """What was in flight when a round failed on this peer. The round may have succeeded for others."""
 
     samples: int
     loss: LossSum
     lines: int
-    """Of work: so many, from the first one on."""
+    """Of work: the number of lines, from the first one on."""
     held: T
-    """What takes it out of what is outgoing."""
+    """What removes it from what is in flight."""
 
 
-class Tally(Generic[T]):
-    """Samples are `fresh` while they are gathered, then `outgoing` from the snapshot for a round until they are
-    `counted` in a finished global step.
+class SampleCounter(Generic[T]):
+    """Counts samples in three states: `pending` while they are accumulated, `in_flight` from the snapshot for a round
+    on, `applied` when they are part of a finished global step.
 
-    What a failed round did not average stays outgoing and goes into the next one, together with what is fresh by
-    then. A failed round may have succeeded for others, though: until this peer has learned which, it is in doubt.
+    Samples of a failed round stay in flight, and the next round takes them together with what is pending by then. A
+    failed round is unconfirmed until this peer learns whether it succeeded for others.
 
-    :param fresh: tells of how many samples the sums on the devices are, at any time and in any thread. The newest
-        microbatch of a device counts before it is known to be finite; it is known when a sum is copied from there.
+    :param pending: returns the samples in the sums on the devices, at any time and in any thread. The newest microbatch
+        of a device counts before it is known to be finite; that is known when a sum is copied from the device.
     """
 
-    def __init__(self, fresh: Callable[[], int]) -> None:
-        self._fresh = fresh
-        self.outgoing = self.counted = 0
-        self.outgoing_loss = LossSum()
+    def __init__(self, pending: Callable[[], int]) -> None:
+        self._pending = pending
+        self.in_flight = self.applied = 0
+        self.in_flight_loss = LossSum()
         self.work: tuple[bytes, ...] = ()
-        """What the outgoing samples are, a line for each microbatch; nothing where nobody asks for that."""
-        self.doubts: dict[str, Doubt[T]] = {}
+        """The samples in flight, a line for each microbatch; empty where nobody asks for it."""
+        self.unconfirmed: dict[str, UnconfirmedRound[T]] = {}
 
     @property
-    def fresh(self) -> int:
-        """Samples that are gathered."""
-        return self._fresh()
+    def pending(self) -> int:
+        return self._pending()
 
     @property
     def samples(self) -> int:
         """Samples that are not yet part of a global step."""
-        return self.fresh + self.outgoing
+        return self.pending + self.in_flight
 
     @property
     def loss(self) -> float | None:
-        """The mean of what is outgoing; none if nothing is."""
-        return self.outgoing_loss.total / self.outgoing_loss.weight if self.outgoing_loss.weight else None
+        """The mean loss in flight; none if nothing is."""
+        return self.in_flight_loss.total / self.in_flight_loss.weight if self.in_flight_loss.weight else None
 
-    def go_on(self, counted: int) -> None:
-        """With a session in which so many samples have counted."""
-        self.counted = counted
+    def go_on(self, applied: int) -> None:
+        """Continue a session in which this number of samples was applied."""
+        self.applied = applied
 
     def send(self, samples: int, loss: LossSum, work: Iterable[bytes] = ()) -> None:
-        """These samples are outgoing now.
+        """Add samples to those in flight.
 
-        :param work: what they are
+        :param work: their lines
         """
-        self.outgoing, self.outgoing_loss = self.outgoing + samples, self.outgoing_loss + loss
+        self.in_flight, self.in_flight_loss = self.in_flight + samples, self.in_flight_loss + loss
         self.work = (*self.work, *work)
 
-    def doubt(self, round_id: str, held: T) -> None:
-        """This round failed here; the outgoing samples may have counted for others."""
-        self.doubts[round_id] = Doubt(self.outgoing, self.outgoing_loss, len(self.work), held)
+    def mark_unconfirmed(self, round_id: str, held: T) -> None:
+        """This round failed here; others may have applied the samples in flight."""
+        self.unconfirmed[round_id] = UnconfirmedRound(self.in_flight, self.in_flight_loss, len(self.work), held)
 
-    def count(self) -> None:
-        """The outgoing samples are part of a global step."""
-        self.counted += self.outgoing
-        self.drop_outgoing()
+    def mark_applied(self) -> None:
+        """The samples in flight are part of a global step."""
+        self.applied += self.in_flight
+        self.drop_in_flight()
 
-    def settle(self, rounds: Iterable[str]) -> Doubt[T] | None:
-        """These rounds have led to the swarm's state: if one was in doubt, what was in it has counted."""
-        counted = next((self.doubts[round_id] for round_id in rounds if round_id in self.doubts), None)
-        if counted is not None:
-            self.counted += counted.samples
-            left, loss = self.outgoing - counted.samples, self.outgoing_loss - counted.loss
-            work = self.work[counted.lines :]
-            self.drop_outgoing()
+    def confirm(self, rounds: Iterable[str]) -> UnconfirmedRound[T] | None:
+        """These rounds led to the swarm's state: if one of them was unconfirmed, its samples are applied."""
+        confirmed = next((self.unconfirmed[round_id] for round_id in rounds if round_id in self.unconfirmed), None)
+        if confirmed is not None:
+            self.applied += confirmed.samples
+            left, loss = self.in_flight - confirmed.samples, self.in_flight_loss - confirmed.loss
+            work = self.work[confirmed.lines :]
+            self.drop_in_flight()
             if left:
-                self.outgoing, self.outgoing_loss, self.work = left, loss, work
-        return counted
+                self.in_flight, self.in_flight_loss, self.work = left, loss, work
+        return confirmed
 
-    def drop_outgoing(self) -> None:
-        self.outgoing, self.outgoing_loss, self.work = 0, LossSum(), ()
-        self.doubts.clear()
+    def drop_in_flight(self) -> None:
+        self.in_flight, self.in_flight_loss, self.work = 0, LossSum(), ()
+        self.unconfirmed.clear()
 
 
 class Accumulator(Protocol):
-    """What the replicas of a host have added up, one for each of its devices. One thread calls `boundary`, `rebase` and
-    `leave_out`, another one may do the rest.
+    """Accumulates what the replicas of a host compute, one replica for each device. One thread calls `boundary`,
+    `rebase` and `leave_out`; another one may call the rest.
     """
 
     @property
-    def tally(self) -> Tally[Any]: ...
+    def counter(self) -> SampleCounter[Any]: ...
 
     def rebase(self, newer: Tensor, replica: int = 0) -> None:
-        """Newer shared parameters have come: make them those of a replica.
+        """Load newer shared parameters into a replica.
 
         :param newer: float32 [layout.size] on the CPU
         """
 
     def boundary(self) -> None:
-        """What the replicas computed side by side has been added."""
+        """Called when all that the replicas computed side by side has been added."""
 
     def leave_out(self, replica: int) -> bool:
-        """A replica's device has failed: what it added since the last snapshot cannot be had any more.
+        """Drop a replica whose device has failed; what it added since the last snapshot is lost.
 
         Returns whether this host can go on without it.
         """
 
-    def load_outgoing(self, flat: Tensor) -> None:
-        """What is fresh becomes outgoing: `flat` (on the CPU) holds what was outgoing, and takes the new mean. Waits
-        once for each device; from then on what is outgoing is exactly what is claimed."""
+    def load_in_flight(self, flat: Tensor) -> None:
+        """Move what is pending into flight: `flat`, on the CPU, holds the mean in flight and takes the new one. Waits
+        once for each device; from then on the samples in flight are exactly those that are claimed."""
 
-    def doubt(self, round_id: str) -> None:
-        """As `Tally.doubt`; so the next two."""
+    def mark_unconfirmed(self, round_id: str) -> None:
+        """As `SampleCounter.mark_unconfirmed`; so the next two."""
 
-    def count_outgoing(self) -> None: ...
+    def mark_applied(self) -> None: ...
 
-    def settle(self, rounds: Iterable[str]) -> None: ...
+    def confirm(self, rounds: Iterable[str]) -> None: ...
 
     def drop_older_than(self, step: int) -> int:
-        """Forget what is of no use since it was computed before this step; returns how many samples that were."""
+        """Drop what was computed before this step, which is of no use any more; returns the number of samples."""
 
     def forget(self) -> int:
-        """Drop all that has not counted, of whatever age; returns how many samples that were."""
+        """Drop all that is not applied, of whatever age; returns the number of samples."""

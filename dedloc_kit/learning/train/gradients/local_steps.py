@@ -1,11 +1,11 @@
-"""Local-steps training: every peer takes optimizer steps of its own, and the swarm averages what they have learned.
+"""Local-steps training: each peer takes optimizer steps of its own, and rounds average their pseudo-gradients.
 
-After DiLoCo (Douillard et al. 2023, arXiv 2311.08105): what travels is how far a peer has moved away from the shared
-parameters, once for many local steps. Everything else (rounds, weights by samples, faults) is as with gradients.
+After DiLoCo (Douillard et al. 2023, arXiv 2311.08105): a pseudo-gradient is the distance from a peer's parameters back
+to the shared ones, sent once for many local steps. Rounds, weights by samples and faults are as with gradients.
 
-With `averaging.overlap` local steps go on during a round. When its average comes, the peer goes on from the new shared
-parameters by the way that it has gone since its part was fixed (as in Streaming DiLoCo, Douillard et al. 2025, arXiv
-2501.18512); its optimizer remembers what it did.
+With `averaging.overlap` local steps continue during a round. When its average arrives, the peer adds the distance that
+it has moved since the snapshot to the new shared parameters (as in Streaming DiLoCo, Douillard et al. 2025, arXiv
+2501.18512). Its optimizer keeps its state.
 """
 
 import threading
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.gradient_sum import LossSum
-from dedloc_kit.learning.train.gradients.accumulator import Tally
+from dedloc_kit.learning.train.gradients.accumulator import SampleCounter
 from dedloc_kit.learning.train.state.state import Stepping
 
 WARM_UP = 10
@@ -26,10 +26,9 @@ to be stored."""
 
 
 class LocalSteps:
-    """What is outgoing is the way that the replicas have gone since the shared parameters.
-
-    They take each step together, with the mean of their gradients: the first one takes it, the others hold what it
-    holds. A local step waits for each device once: whether enough samples are finite must be known.
+    """Accumulates pseudo-gradients. The replicas of a host take each local step together, with the mean of their
+    gradients: the first one takes it, the others copy its parameters. A local step waits for each device once, since it
+    must know whether enough samples are finite.
 
     :param local_batch: samples of one local step
     :param max_norm: of a local step's gradient
@@ -45,31 +44,31 @@ class LocalSteps:
         max_norm: float,
         learning_rate: Callable[[int], float],
     ) -> None:
-        self.tally = Tally[Tensor](self._told_fresh)  # a doubt holds the way that was outgoing
+        self.counter = SampleCounter[Tensor](self._known_pending)  # `held` is a distance
         self._optimizer = optimizer
         self._first, self._replicas = replicas[0], dict(enumerate(replicas))
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
         self._lock = threading.Lock()
-        self._stepped, self._stepped_loss = 0, LossSum()  # in the local steps since the last snapshot
-        self._sent = self._nothing_sent()  # the same of what a snapshot told of before its step
+        self._stepped, self._stepped_loss = 0, LossSum()  # of the local steps since the last snapshot
+        self._sent = self._nothing_sent()  # of each sum what a snapshot has sent before its step
         self._taken = 0  # local steps of this session
         # With the padding of the first replica's device:
-        self._base = self._copy()  # what has counted: the way from here is still to be averaged
-        # A way, not where the replica was: it stays true when that goes on from other shared parameters meanwhile.
-        self._outgoing = torch.empty(0)
+        self._base = self._copy()  # the distance from here is not yet averaged
+        # A distance, not parameters: it stays true when the replica goes on from other shared parameters meanwhile.
+        self._in_flight = torch.empty(0)
 
     @torch.no_grad()
     def boundary(self) -> None:
         """Takes a local step when enough samples have come together."""
         with self._lock:
             if sum(replica.gradients.samples for replica in self._replicas.values()) >= self._local_batch:
-                told = self._told()
-                if sum(samples for samples, _ in told.values()) >= self._local_batch:
-                    self._count(told)
-                    self._take_local_step(sum(loss.weight for _, loss in told.values()))
+                sums = self._sums()
+                if sum(samples for samples, _ in sums.values()) >= self._local_batch:
+                    self._count(sums)
+                    self._take_local_step(sum(loss.weight for _, loss in sums.values()))
 
     def leave_out(self, replica: int) -> bool:
-        """Without the first one, which takes the steps, nothing goes on."""
+        """The first replica takes the steps, so nothing goes on without it."""
         if not replica:
             return False
         with self._lock:
@@ -92,13 +91,13 @@ class LocalSteps:
         self._first.gradients.clear()
         self._follow()
 
-    def _told(self) -> dict[int, tuple[int, LossSum]]:
-        """Of how many samples each sum is, and their loss."""
+    def _sums(self) -> dict[int, tuple[int, LossSum]]:
+        """The samples and the loss of each replica's sum."""
         return {number: replica.gradients.totals() for number, replica in self._replicas.items()}
 
-    def _count(self, told: dict[int, tuple[int, LossSum]]) -> None:
-        """These have become part of a local step."""
-        for number, (samples, loss) in told.items():
+    def _count(self, sums: dict[int, tuple[int, LossSum]]) -> None:
+        """Count sums as part of a local step."""
+        for number, (samples, loss) in sums.items():
             sent, sent_loss = self._sent[number]
             self._stepped, self._stepped_loss = self._stepped + samples - sent, self._stepped_loss + loss - sent_loss
         self._sent = self._nothing_sent()
@@ -107,45 +106,45 @@ class LocalSteps:
         return dict.fromkeys(self._replicas, (0, LossSum()))
 
     def _follow(self) -> None:
-        """Let the other replicas hold what the first one holds."""
+        """Copy the first replica's parameters to the others."""
         for replica in self._replicas.values():
             if replica is not self._first:
                 replica.vector.copy_(self._first.vector)
 
     @torch.no_grad()
-    def load_outgoing(self, flat: Tensor) -> None:
-        """`flat` takes the way from where the replica is to what has counted: as a gradient it points back."""
+    def load_in_flight(self, flat: Tensor) -> None:
+        """`flat` takes the pseudo-gradient: from the replica's parameters back to those that are averaged."""
         with self._lock:
-            self._outgoing = way = self._first.vector - self._base
-            told = self._told()
-            self._count(told)
-            self.tally.send(self._stepped, self._stepped_loss)
-            self._stepped, self._stepped_loss, self._sent = 0, LossSum(), told
-        self._first.to_wire(way, flat).neg_()
+            self._in_flight = distance = self._first.vector - self._base
+            sums = self._sums()
+            self._count(sums)
+            self.counter.send(self._stepped, self._stepped_loss)
+            self._stepped, self._stepped_loss, self._sent = 0, LossSum(), sums
+        self._first.to_wire(distance, flat).neg_()
 
-    def doubt(self, round_id: str) -> None:
-        self.tally.doubt(round_id, self._outgoing)
+    def mark_unconfirmed(self, round_id: str) -> None:
+        self.counter.mark_unconfirmed(round_id, self._in_flight)
 
-    def count_outgoing(self) -> None:
+    def mark_applied(self) -> None:
         with self._lock:
-            if self.tally.outgoing:  # unless it has been forgotten since
-                self._base.add_(self._outgoing)
-            self.tally.count()
+            if self.counter.in_flight:  # unless it has been forgotten since
+                self._base.add_(self._in_flight)
+            self.counter.mark_applied()
 
-    def settle(self, rounds: Iterable[str]) -> None:
+    def confirm(self, rounds: Iterable[str]) -> None:
         with self._lock:
-            counted = self.tally.settle(rounds)
-            if counted is not None:
-                self._base.add_(counted.held)
+            confirmed = self.counter.confirm(rounds)
+            if confirmed is not None:
+                self._base.add_(confirmed.held)
 
     def drop_older_than(self, step: int) -> int:
-        """A way is as good from newer parameters on; nothing is dropped."""
+        """Nothing is dropped: a pseudo-gradient is as good for newer parameters."""
         return 0
 
     def forget(self) -> int:
         with self._lock:
-            dropped = self.tally.outgoing + self._fresh()
-            self.tally.drop_outgoing()
+            dropped = self.counter.in_flight + self._pending()
+            self.counter.drop_in_flight()
             for replica in self._replicas.values():
                 replica.gradients.drop()
             self._stepped, self._stepped_loss, self._sent = 0, LossSum(), self._nothing_sent()
@@ -154,21 +153,21 @@ class LocalSteps:
 
     @torch.no_grad()
     def rebase(self, newer: Tensor, replica: int = 0) -> None:
-        """Go on from there, by the way that has not been averaged yet; the first replica does so for all."""
+        """Add the distance that is not yet averaged to the newer parameters. The first replica does so for all."""
         if replica:
             return
         with self._lock:
-            moved = self.tally.outgoing + self._fresh() > 0
+            moved = self.counter.in_flight + self._pending() > 0
             mine, base, theirs = self._first.vector, self._base, self._first.onto(newer)
             mine.copy_(theirs + (mine - base) if moved else theirs)
             self._base = theirs
             self._follow()
 
-    def _told_fresh(self) -> int:
+    def _known_pending(self) -> int:
         with self._lock:
-            return self._fresh()
+            return self._pending()
 
-    def _fresh(self) -> int:
+    def _pending(self) -> int:
         gathered = (each.gradients.samples - self._sent[number][0] for number, each in self._replicas.items())
         return self._stepped + sum(gathered)
 

@@ -145,7 +145,7 @@ def test_a_scale_that_is_too_large_costs_its_microbatches_and_the_accumulated_gr
     assert taken[0] == 0, "the first scale overflows"
     assert taken[-3:] == [6, 4, 2], "a smaller one does not"
     flat = torch.zeros(layout.size)
-    accumulated.load_outgoing(flat)
+    accumulated.load_in_flight(flat)
     means = [torch.zeros_like(p) for p in half.model.parameters()]
     for size in filter(None, taken):
         for mean, gradient in zip(means, gradients_of(exact, batch(size, factor=200.0)), strict=True):

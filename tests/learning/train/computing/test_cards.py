@@ -67,7 +67,7 @@ class Host:
 
     def outgoing(self) -> Tensor:
         flat = torch.zeros(self.state.layout.size)
-        self.gradients.load_outgoing(flat)
+        self.gradients.load_in_flight(flat)
         return flat
 
 
@@ -86,8 +86,8 @@ def test_two_devices_give_what_one_gives_of_the_same_batches(averaging: dict[str
     assert two.samples == one.samples == 2 * TURNS * MICROBATCH
     found, expected = two.outgoing(), one.outgoing()
     assert float((found - expected).norm() / expected.norm()) < 1e-6
-    assert two.gradients.tally.outgoing == one.gradients.tally.outgoing == one.samples
-    assert two.gradients.tally.loss == pytest.approx(one.gradients.tally.loss)
+    assert two.gradients.counter.in_flight == one.gradients.counter.in_flight == one.samples
+    assert two.gradients.counter.loss == pytest.approx(one.gradients.counter.loss)
     first, second = (list(replica.model.parameters()) for replica in two.replicas)
     assert all(map(torch.equal, first, second))
     two.cards.close()
@@ -137,7 +137,7 @@ def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_
     assert told.endswith("(cpu) is left out, the others go on: CUDA error: an illegal memory access was encountered")
     for _ in range(3):
         assert host.turn() == {1 - lost}
-    assert host.gradients.tally.samples == given[1 - lost] + 3 * MICROBATCH
+    assert host.gradients.counter.samples == given[1 - lost] + 3 * MICROBATCH
     assert host.outgoing().norm() > 0
     host.cards.close()
 

@@ -71,7 +71,7 @@ def test_a_round_waits_once_for_a_card_and_newer_parameters_for_nothing() -> Non
         card.submit(batch)
         card.results()
     with counting() as counts:
-        gradients.load_outgoing(flat)
+        gradients.load_in_flight(flat)
     # The outcome of the last microbatch has been computed when the sum has been.
     assert sorted(kind.split(" in ")[0] for kind in counts.waits.elements()) == ["copy out", "tolist"]
     with counting() as counts:
@@ -106,14 +106,14 @@ def test_a_microbatch_that_is_not_finite_is_claimed_until_a_round_waits_for_the_
     card.submit(first)
     card.submit({"x": second["x"][:3]})
     assert [computed.finite for computed in card.results()] == [True]
-    assert gradients.tally.samples == SAMPLES + 3
-    gradients.load_outgoing(flat)
-    assert (gradients.tally.outgoing, gradients.tally.fresh) == (SAMPLES, 0)
-    assert gradients.tally.work == (bytes([SAMPLES]),)
+    assert gradients.counter.samples == SAMPLES + 3
+    gradients.load_in_flight(flat)
+    assert (gradients.counter.in_flight, gradients.counter.pending) == (SAMPLES, 0)
+    assert gradients.counter.work == (bytes([SAMPLES]),)
     assert flat.isfinite().all()
     assert flat.any()
     assert [(computed.samples, computed.finite) for computed in card.finish()] == [(3, False)]
-    assert gradients.tally.samples == SAMPLES
+    assert gradients.counter.samples == SAMPLES
 
 
 def test_the_number_of_samples_is_right_once_an_outcome_is_told_too() -> None:
@@ -123,7 +123,7 @@ def test_the_number_of_samples_is_right_once_an_outcome_is_told_too() -> None:
     claimed = list[int]()
     for batch in islice(batches(run), 3):
         card.submit(batch)
-        claimed.append(gradients.tally.samples)
+        claimed.append(gradients.counter.samples)
         card.results()
     assert claimed == [SAMPLES, 2 * SAMPLES, 2 * SAMPLES]
     assert gradients.forget() == 2 * SAMPLES
@@ -156,7 +156,7 @@ def test_nothing_on_a_card_is_float64_with_averaged_gradients(half: torch.dtype 
         for batch in islice(batches(run), MICROBATCHES):
             card.submit(batch)
             card.results()
-            gradients.load_outgoing(flat)
+            gradients.load_in_flight(flat)
             gradients.rebase(flat)
         assert recompute(replica, card, Wanted(batch, flat.clone(), 0, 0, 5)) is not None
     assert not counts.double
@@ -185,7 +185,7 @@ def test_nothing_on_a_card_is_float64_in_local_steps_which_are_those_of_the_proc
                 card.results()
                 steps.boundary()
             steps.rebase(flat)
-            steps.load_outgoing(flat)
+            steps.load_in_flight(flat)
         assert not counts.double
         ways.append(flat)
     assert float((ways[0] - ways[1]).norm() / ways[1].norm()) < (1e-2 if name == "muon" else 1e-6)

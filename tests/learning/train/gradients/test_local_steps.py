@@ -53,7 +53,7 @@ class Peer:
 
     def outgoing(self) -> torch.Tensor:
         """The way that goes into a round from now on."""
-        self.steps.load_outgoing(self.flat)
+        self.steps.load_in_flight(self.flat)
         return -self.flat.view_as(self.weight)
 
     def refresh(self) -> None:
@@ -63,7 +63,7 @@ class Peer:
 def take_the_round(peer: Peer) -> None:
     """What it brought is all that the average holds."""
     peer.state.apply(peer.flat, receipt(peer.state.step + 1, f"{peer.state.step:02d}"))
-    peer.steps.count_outgoing()
+    peer.steps.mark_applied()
 
 
 def receipt(step: int, round_id: str) -> Receipt:
@@ -85,7 +85,7 @@ def test_a_local_step_is_taken_when_its_samples_have_come_together() -> None:
     assert bool((peer.weight == 1.0).all())
     peer.train(2)
     assert bool((peer.weight < 1.0).all())
-    assert peer.steps.tally.samples == 4
+    assert peer.steps.counter.samples == 4
 
 
 def test_a_session_begins_with_small_steps() -> None:
@@ -103,9 +103,9 @@ def test_what_is_outgoing_is_the_way_from_the_shared_parameters() -> None:
     peer = Peer(shared())
     for _ in range(3):
         peer.train(4)
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.load_in_flight(peer.flat)
     assert torch.equal(peer.flat, 1.0 - peer.weight.detach().flatten())
-    assert peer.steps.tally.outgoing == 12
+    assert peer.steps.counter.in_flight == 12
 
 
 def test_two_peers_that_average_their_ways_hold_the_same_shared_parameters() -> None:
@@ -114,11 +114,11 @@ def test_two_peers_that_average_their_ways_hold_the_same_shared_parameters() -> 
     other.train(4, gradient=-1.0)
     other.train(4, gradient=-1.0)
     for peer in (one, other):
-        peer.steps.load_outgoing(peer.flat)
+        peer.steps.load_in_flight(peer.flat)
     average = (4 * one.flat + 8 * other.flat) / 12
     for peer in (one, other):
         peer.state.apply(average, receipt(1, "aa"))
-        peer.steps.count_outgoing()
+        peer.steps.mark_applied()
         peer.replica.refresh(peer.steps.rebase, lambda: None)
         # Nesterov's first step: (1 + momentum) times the way, times the outer learning rate.
         assert torch.allclose(peer.weight.flatten(), 1.0 - 0.5 * 1.9 * average)
@@ -128,33 +128,33 @@ def test_two_peers_that_average_their_ways_hold_the_same_shared_parameters() -> 
 def test_what_was_learned_while_a_round_ran_goes_on_from_the_new_parameters() -> None:
     peer = Peer(shared())
     peer.train(4)
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.load_in_flight(peer.flat)
     before = peer.weight.detach().clone()
     peer.train(4)
     late = peer.weight.detach() - before
     peer.state.apply(peer.flat, receipt(1, "aa"))
-    peer.steps.count_outgoing()
+    peer.steps.mark_applied()
     peer.replica.refresh(peer.steps.rebase, lambda: None)
     assert torch.allclose(peer.weight, peer.state.parameters[0] + late, atol=1e-6)
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.load_in_flight(peer.flat)
     assert torch.allclose(peer.flat, -late.flatten(), atol=1e-6)
-    assert (peer.steps.tally.outgoing, peer.steps.tally.counted) == (4, 4)
+    assert (peer.steps.counter.in_flight, peer.steps.counter.applied) == (4, 4)
 
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_round_in_doubt_counts_once_or_goes_into_the_next(counted: bool) -> None:
     peer = Peer(shared())
     peer.train(4)
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.load_in_flight(peer.flat)
     first = peer.flat.clone()
-    peer.steps.doubt("aa")
+    peer.steps.mark_unconfirmed("aa")
     peer.train(4)
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.load_in_flight(peer.flat)
     both = peer.flat.clone()
-    peer.steps.settle(["aa"] if counted else ["bb"])
-    peer.steps.load_outgoing(peer.flat)
+    peer.steps.confirm(["aa"] if counted else ["bb"])
+    peer.steps.load_in_flight(peer.flat)
     assert torch.allclose(peer.flat, both - first if counted else both, atol=1e-6)
-    assert peer.steps.tally.outgoing == (4 if counted else 8)
+    assert peer.steps.counter.in_flight == (4 if counted else 8)
 
 
 def test_a_way_that_is_fixed_before_the_newer_parameters_are_taken_over_counts_once() -> None:
@@ -172,7 +172,7 @@ def test_a_way_that_is_fixed_before_the_newer_parameters_are_taken_over_counts_o
     peer.refresh()
     assert torch.allclose(peer.weight, peer.state.parameters[0] + third, atol=1e-6)
     assert torch.allclose(peer.outgoing(), third, atol=1e-6)
-    assert (peer.steps.tally.outgoing, peer.steps.tally.counted) == (4, 8)
+    assert (peer.steps.counter.in_flight, peer.steps.counter.applied) == (4, 8)
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -180,15 +180,15 @@ def test_a_round_in_doubt_is_settled_though_its_parameters_have_been_taken_over(
     peer = Peer(shared())
     way = peer.train(4)
     peer.outgoing()
-    peer.steps.doubt("aa")
+    peer.steps.mark_unconfirmed("aa")
     late = peer.train(4)
     peer.state.apply(peer.flat, receipt(1, "aa" if counted else "bb"))
     peer.refresh()  # while the peer still asks the others which round it was
-    peer.steps.settle(peer.state.rounds)
+    peer.steps.confirm(peer.state.rounds)
     assert torch.allclose(peer.outgoing(), late if counted else way + late, atol=1e-6)
-    assert (peer.steps.tally.outgoing, peer.steps.tally.counted) == ((4, 4) if counted else (8, 0))
+    assert (peer.steps.counter.in_flight, peer.steps.counter.applied) == ((4, 4) if counted else (8, 0))
     peer.state.apply(peer.flat, receipt(2, "cc"))
-    peer.steps.count_outgoing()
+    peer.steps.mark_applied()
     peer.refresh()
     assert torch.equal(peer.weight, peer.state.parameters[0])
 
@@ -202,7 +202,7 @@ def test_what_came_too_late_for_a_round_goes_into_the_next_one_with_what_came_af
     peer.refresh()
     assert torch.allclose(peer.weight, peer.state.parameters[0] + way + late, atol=1e-6)
     assert torch.allclose(peer.outgoing(), way + late, atol=1e-6)
-    assert (peer.steps.tally.outgoing, peer.steps.tally.counted) == (8, 0)
+    assert (peer.steps.counter.in_flight, peer.steps.counter.applied) == (8, 0)
 
 
 def test_the_way_from_before_a_rewind_goes_nowhere_even_before_the_device_has_gone_back() -> None:
@@ -217,7 +217,7 @@ def test_the_way_from_before_a_rewind_goes_nowhere_even_before_the_device_has_go
     peer.outgoing()
     peer.refresh()
     assert peer.forgot == [4]
-    peer.steps.count_outgoing()
+    peer.steps.mark_applied()
     assert torch.equal(peer.weight, peer.state.parameters[0])
     way = peer.train(4)
     assert torch.allclose(peer.outgoing(), way, atol=1e-6)
@@ -235,19 +235,19 @@ def test_beside_rounds_of_few_values_all_of_its_way_is_sent_or_still_to_be_sent(
         whole += peer.train(4, torch.randn(90, 100, generator=noise))  # while it travels
         if step == 2:
             sent.discard()  # the round fails
-            peer.steps.doubt("aa")
+            peer.steps.mark_unconfirmed("aa")
             continue
         sent.commit()
         average = decode(message, 9000)
         assert 0 < int(average.count_nonzero()) <= 3 * 64
         arrived += average
         peer.state.apply(average, receipt(step, f"{step:02d}"))
-        peer.steps.count_outgoing()
+        peer.steps.mark_applied()
         peer.refresh()
     assert sent.residual is not None
     left = (arrived + sent.residual).view(90, 100) - peer.outgoing()
     assert torch.allclose(left, -whole, atol=1e-5)
-    assert peer.steps.tally.samples + peer.steps.tally.counted == 32
+    assert peer.steps.counter.samples + peer.steps.counter.applied == 32
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
@@ -255,4 +255,4 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert not give(peer.replica, float("nan"), 4)
     peer.steps.boundary()
     assert bool((peer.weight == 1.0).all())
-    assert peer.steps.tally.samples == 0
+    assert peer.steps.counter.samples == 0
