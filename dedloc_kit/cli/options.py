@@ -14,8 +14,13 @@ from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.peer import DEVICES
 from dedloc_kit.run.section import HUB_REPOSITORY
 
+LAST_PORT = 65535
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+DEVICES_HELP = (
+    "what to train on: auto (all GPUs of this machine, else its processor), cpu, or names such as cuda:0,cuda:1"
+)
 INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
 
 
@@ -70,16 +75,15 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     _add_threads(parser)
 
 
-def add_devices(parser: argparse.ArgumentParser) -> None:
-    """What a peer trains on, and threads."""
+def add_devices(parser: argparse.ArgumentParser, help: str = DEVICES_HELP) -> None:
+    """What a peer computes on, and threads."""
     parser.add_argument(
         "--devices",
         "--device",
         type=devices,
         default="auto",
         metavar="NAMES",
-        help="what to train on: auto (all GPUs of this machine, else its processor), cpu, or names such as "
-        "cuda:0,cuda:1; default: auto",
+        help=f"{help}; default: auto",
     )
     _add_threads(parser)
 
@@ -126,7 +130,7 @@ def add_reach(parser: argparse.ArgumentParser) -> None:
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Where the swarm listens."""
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
-    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
+    parser.add_argument("--swarm-port", type=port, default=0, metavar="PORT", help="default: a free one")
     parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
 
 
@@ -176,6 +180,12 @@ def copy(text: str) -> tuple[str, Path]:
     if not (name and equals and path) or "/" in name:
         raise argparse.ArgumentTypeError("must be NAME=PATH, with the last part of the run's name of it")
     return name, Path(path).expanduser().absolute()
+
+
+def port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"must be a TCP port, from 0 to {LAST_PORT}")
+    return int(text)
 
 
 def positive(text: str) -> int:

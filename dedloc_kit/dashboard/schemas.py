@@ -109,6 +109,8 @@ class RunState(Answer):
     """The same in numbers."""
     refusal: Literal["starting", "over", "full"] | None = None
     """Why nobody can join now."""
+    organizer: str | None = None
+    """The organizer's peer id, with which an invitation is checked; null until somebody can join."""
     wheel: str | None = None
     """The file of the kit to install, below `/wheel/`, with its digest; null if it is not to be had here."""
     stages: int | None = None

@@ -101,7 +101,8 @@ class Dashboard(Page):
         state = self._view.state()
         refusal = self.entrance.refusal(state)
         reason = refusal.reason if refusal is not None else None
-        return state.model_copy(update={"refusal": reason, "wheel": self.entrance.wheel})
+        known = {"organizer": self.entrance.organizer, "wheel": self.entrance.wheel}
+        return state.model_copy(update={"refusal": reason, **known})
 
     def _version(self) -> Hashable:
         return self._view.version(), self.entrance.invitation is None

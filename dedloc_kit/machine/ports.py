@@ -19,7 +19,7 @@ def advice(addresses: Sequence[str], page_port: int) -> str:
             f"volunteers must reach TCP ports {swarm_port} (the swarm) and {page_port} (this page): open both in the "
             "firewalls between; a line here tells when the first volunteer got in"
         )
-    if all(is_loopback(host) for host in hosts):
+    if only_this_machine(addresses):
         return f"only this machine can join: the swarm is announced at {', '.join(sorted(hosts))}"
     private = ", ".join(sorted(host for host in hosts if not is_loopback(host)))
     return (
@@ -27,6 +27,11 @@ def advice(addresses: Sequence[str], page_port: int) -> str:
         f"world, forward TCP ports {swarm_port} and {page_port} of the router to this machine and start again with "
         f"--swarm-port {swarm_port} --announce-host and the router's public address"
     )
+
+
+def only_this_machine(addresses: Sequence[str]) -> bool:
+    """Whether all of these multiaddresses mean the machine that uses them."""
+    return all(is_loopback(address.split("/")[2]) for address in addresses)
 
 
 def _is_public(host: str) -> bool:

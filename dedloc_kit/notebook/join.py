@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.notebook.taking_part import Participation, Views, take_part
+from dedloc_kit.notebook.taking_part import Going, Participation, Views, take_part
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 
-_sessions: dict[str, Session] = {}
+_sessions: Going[Session] = {}
 
 
 def join(
@@ -37,7 +37,8 @@ def join(
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    return take_part(invitation, _sessions, start, Views(_panel, _watch, _refused, _waiting), code=code, block=block)
+    views = Views(_panel, _watch, _refused, _waiting)
+    return take_part(invitation, (given, folder, code), _sessions, start, views, code=code, block=block)
 
 
 def _panel(session: Session | None) -> Any:

@@ -4,10 +4,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.notebook.taking_part import Participation, Views, take_part
+from dedloc_kit.notebook.taking_part import Going, Participation, Views, take_part
 from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
 
-_sessions: dict[str, ServingSession] = {}
+_sessions: Going[ServingSession] = {}
 
 
 class ServingPanel:
@@ -82,9 +82,8 @@ def serve(
     def start(code: str) -> ServingSession:
         return ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    return take_part(
-        invitation, _sessions, start, Views(ServingPanel, _watch, _refused, _waiting), code=code, block=block
-    )
+    views = Views(ServingPanel, _watch, _refused, _waiting)
+    return take_part(invitation, (given, folder, code), _sessions, start, views, code=code, block=block)
 
 
 def _watch(session: ServingSession) -> None:

@@ -76,9 +76,16 @@ class Views(Generic[S]):
     waiting: Callable[[str], Any]
 
 
+OTHERWISE = "this machine takes part already, with other arguments; leave first, then run this cell again"
+
+Going = dict[str, tuple[object, S]]
+"""The sessions of this kernel by invitation, each with the arguments that it was begun with."""
+
+
 def take_part(
     invitation: str,
-    sessions: dict[str, S],
+    arguments: object,
+    sessions: Going[S],
     start: Callable[[str], S],
     views: Views[S],
     *,
@@ -87,14 +94,21 @@ def take_part(
 ) -> Participation | None:
     """Begin, or show again what goes on.
 
-    :param sessions: those of this kernel that go on, by invitation: a cell that is run again shows the same one again
+    :param arguments: of the call; a session that goes on with others is not changed, and the cell says so
+    :param sessions: a cell that is run again shows the same one again
     :param start: begins one with a personal code, empty for none; raises UserError
     """
     where = platform()
     if block is None:
         block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
-    session, panel = sessions.get(invitation), None
-    if session is None or session.ended.is_set():
+    begun, panel = sessions.get(invitation), None
+    going = begun is not None and not begun[1].ended.is_set()
+    if begun is not None and going and begun[0] != arguments:
+        _show_refusal(OTHERWISE, where, views, panel)
+        return None
+    if begun is not None and going:
+        session = begun[1]
+    else:
         if block and where != "terminal":  # first of all: a secret that the notebook's owner is asked for takes long
             panel = _shown(views.panel(None), views.waiting(SECRETS if where == "colab" else "reading the invitation"))
         try:
@@ -102,7 +116,8 @@ def take_part(
                 token()  # the notebook may ask its owner for it, which only the main thread can
             if code is None:
                 code = personal_code(invitation, ask=where != "kaggle batch")
-            session = sessions[invitation] = start(code)
+            session = start(code)
+            sessions[invitation] = arguments, session
         except UserError as error:
             _show_refusal(str(error), where, views, panel)
             return None

@@ -40,10 +40,6 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
             )
         run = completed(run)
     if any(_lacking(part.dataset) for part in run.data.train):
-        if "pictures" in run.task.options:
-            raise UserError(
-                f"the recipe {name} learns from codes of pictures; make them as {source / 'README.md'} says"
-            )
         if not isinstance(tokenizer, str):
             raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")
         run = _with_text(run, str(small_text()))

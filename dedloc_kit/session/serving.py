@@ -103,13 +103,17 @@ class ServingSession:
             return self._now
 
     def pause(self) -> None:
-        """Free this machine; whoever is served goes on elsewhere. Returns at once."""
+        """Free this machine; whoever is served goes on elsewhere. Returns at once; does nothing after `leave`."""
+        if self._wish == "leave":
+            return
         self._wish = "pause"
         self._set(text="pausing: those who are served go on elsewhere")
         self._supervisor.pause()
 
     def resume(self) -> None:
-        """Serve again after a pause."""
+        """Serve again after a pause; nothing after `leave`."""
+        if self._wish == "leave":
+            return
         self._wish = "serve"
         self._set(phase="starting", text="starting again")
         self._supervisor.resume()

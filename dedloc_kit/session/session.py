@@ -97,12 +97,16 @@ class Session:
         return overdue(now, time.monotonic() - self._heard, self._usual_gap, self._fill.seconds)
 
     def pause(self) -> None:
-        """Free this machine; what is finished counts. Returns at once."""
+        """Free this machine; what is finished counts. Returns at once; does nothing after `leave`."""
+        if self._wish == "leave":
+            return
         self._wish = "pause"
         self._supervisor.pause()
 
     def resume(self) -> None:
-        """Take part again after a pause."""
+        """Take part again after a pause; nothing after `leave`."""
+        if self._wish == "leave":
+            return
         self._wish = "train"
         self._set(phase="starting", text="starting again")
         self._supervisor.resume()

@@ -228,3 +228,11 @@ def test_what_only_organizers_install_is_the_extra_of_that_name() -> None:
 @pytest.mark.soak
 def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:
     assert_refused(dedloc("demo", "--recipe", "none", folder=tmp_path), "there is no recipe 'none'", "albert-demo")
+
+
+@pytest.mark.parametrize("command", ["launch run.toml", "doctor", "api x", "dashboard x", "serve x"])
+@pytest.mark.parametrize("port", ["65536", "99999", "-1", "8000.0", "٨"])
+def test_a_port_that_cannot_be_is_refused(command: str, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), f"--port={port}"])
+    assert "argument --port: must be a TCP port, from 0 to 65535" in capsys.readouterr().err

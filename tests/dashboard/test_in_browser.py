@@ -375,7 +375,7 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, das
     assert {"Notebook", "Terminal", "Copy"} <= set(reached)
     page.get_by_role("button", name="Terminal").focus()
     page.keyboard.press("Space")
-    expect(page.locator("#join-command")).to_contain_text(f"dedloc join {dashboard.url}")
+    expect(page.locator("#join-command")).to_contain_text(f"dedloc join {dashboard.url}#Qm")
     page.get_by_role("button", name="Dark colours").focus()
     page.keyboard.press("Enter")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -714,7 +714,7 @@ def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard
     page = opened(context.new_page(), dashboard)
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
+    assert f'join("{dashboard.url}#Qm' in page.evaluate("() => navigator.clipboard.readText()")
 
 
 @pytest.mark.soak

@@ -187,8 +187,10 @@ def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dash
     assert Refusal.parse(answer.json()) == Refusal(reason="starting")
     assert state_of(dashboard)["refusal"] == "starting"
     dashboard.entrance.give_out(invited(RUN))
-    assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
-    assert state_of(dashboard)["refusal"] is None
+    invitation = Invitation.parse(get(dashboard, "/api/invitation").text)
+    assert invitation.run_config() == RUN
+    state = state_of(dashboard)
+    assert (state["refusal"], state["organizer"]) == (None, invitation.organizer)
 
 
 def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:

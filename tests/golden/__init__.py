@@ -27,6 +27,7 @@ from dedloc_kit.cli.main import parser
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
+from dedloc_kit.records.record import PEER_ID
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.version import __version__
@@ -173,7 +174,7 @@ def _answer(url: str, path: str) -> Any:
 
 
 def _settled(value: Any, url: str) -> Any:
-    """Without what is another each time: the time of now, this kit's version, and the page's address."""
+    """Without what is another each time: the time of now, peers, this kit's version, and the page's address."""
     match value:
         case dict():
             return {name: _settled(each, url) for name, each in value.items()}
@@ -183,6 +184,8 @@ def _settled(value: Any, url: str) -> Any:
             return "TIME"
         case float():
             return round(value, 9)
+        case str() if re.fullmatch(PEER_ID, value):
+            return "PEER"
         case str():
             return re.sub(re.escape(url), "URL", value).replace(__version__, "VERSION")
     return value

@@ -22,7 +22,7 @@ def test_a_notebook_may_only_drive_where_its_owner_says_so(
         return SimpleNamespace()
 
     monkeypatch.setattr(join, "Session", session)
-    monkeypatch.setattr(join, "take_part", lambda invitation, sessions, start, views, **options: start(""))
+    monkeypatch.setattr(join, "take_part", lambda invitation, arguments, sessions, start, views, **options: start(""))
     dedloc_kit.join("http://10.0.0.1:8000", name="Asha", **chosen)  # type: ignore[arg-type]
     (settings,) = asked
     assert PeerConfig(folder=Path("f"), **settings).drive_only == bool(chosen)

@@ -10,7 +10,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.notebook.taking_part import SECRETS, Views, take_part
+from dedloc_kit.notebook.taking_part import OTHERWISE, SECRETS, Going, Views, take_part
 from tests.invitations import ORGANIZER
 from tests.tiny import tiny_run
 
@@ -62,7 +62,7 @@ def cell(happened: list[str], tmp_path: Path, access: str, refused: str = "") ->
 
     panel = SimpleNamespace(show=lambda text: happened.append(f"shows: {text}"), widget=None)
     views = Views[Any](lambda session: panel, lambda session: None, lambda why: why, lambda text: text)
-    assert take_part(str(where), {}, start, views, code=None, block=None) is None
+    assert take_part(str(where), None, {}, start, views, code=None, block=None) is None
 
 
 def test_on_colab_the_panel_stands_before_anything_is_asked_and_an_open_run_needs_no_code(
@@ -89,3 +89,29 @@ def test_what_keeps_a_session_from_beginning_is_told_in_the_same_panel(
     monkeypatch.setenv(CODE, "abc\u200b")
     cell(colab, tmp_path, "invite")
     assert "zero width space" in colab[-1]
+
+
+def test_a_cell_with_other_arguments_leaves_the_session_that_goes_on_alone_and_says_so(
+    colab: list[str], tmp_path: Path
+) -> None:
+    where = tmp_path / "invitation.json"
+    where.write_text(ORGANIZER.invites(tiny_run()).model_dump_json())
+    session, sessions, begun = Ended(), Going[Any](), list[str]()
+    panel = SimpleNamespace(show=lambda text: colab.append(f"shows: {text}"), widget=None)
+    views = Views[Any](lambda session: panel, lambda session: None, lambda why: why, lambda text: text)
+
+    def cell(arguments: str) -> str:
+        def start(code: str) -> Ended:
+            begun.append(arguments)
+            return session
+
+        take_part(str(where), arguments, sessions, start, views, code="", block=True)
+        return colab[-1]
+
+    assert cell("lends") == "shows: over"
+    session.ended.clear()
+    assert cell("trains") == "displayed", "of a panel that says why"
+    assert f"shows: {OTHERWISE}" in colab
+    session.ended.set()
+    assert cell("trains") == "shows: over"
+    assert begun == ["lends", "trains"]

@@ -207,5 +207,7 @@ def test_a_training_that_stops_three_times_for_one_reason_without_a_sample_is_ov
 def test_a_volunteer_who_leaves_at_once_is_gone_at_once(tmp_path: Path) -> None:
     with coordinator_of(tiny_run(), tmp_path) as coordinator:
         with session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session:
-            pass
-        assert session.snapshot().phase == "left"
+            session.leave()
+            session.resume()
+            session.pause()
+        assert session.snapshot().phase == "left", "whatever is pressed after it"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dedloc_kit.cli.options import Commands, positive
+from dedloc_kit.cli.options import Commands, port, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.addresses import is_loopback
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser("api", help="a served model over HTTP, for programs that speak OpenAI's API")
     parser.add_argument("invitation", metavar="INVITATION", help="to the swarm that serves the model")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0 lets others ask")
-    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one; default: %(default)s")
+    parser.add_argument("--port", type=port, default=8001, help="0 takes a free one; default: %(default)s")
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="holds the key that callers must show; default: anyone may ask"
     )

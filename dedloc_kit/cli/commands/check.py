@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
         "--hosts",
         default="",
         metavar="MIX",
-        help="of a run with experts, who host them (dedloc join --host): COUNTxMEMORY@LINE and so on, such as "
+        help="of a run with experts, who host them (dedloc join --host-experts): COUNTxMEMORY@LINE and so on, such as "
         "10x8GB@50mbit; default: the organizer's machine alone",
     )
     parser.add_argument(

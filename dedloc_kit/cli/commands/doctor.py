@@ -2,7 +2,7 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands
+from dedloc_kit.cli.options import Commands, port
 from dedloc_kit.display.console import Console
 
 
@@ -14,8 +14,8 @@ def add(commands: Commands) -> None:
         metavar="INVITATION|FOLDER",
         help="the invitation to a run; or, on the organizer's machine, the run's folder, runs/RUN-ID",
     )
-    parser.add_argument("--port", type=int, default=8000, help="of the live page; default: %(default)s")
-    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="that others are to reach")
+    parser.add_argument("--port", type=port, default=8000, help="of the live page; default: %(default)s")
+    parser.add_argument("--swarm-port", type=port, default=0, metavar="PORT", help="that others are to reach")
     parser.set_defaults(call=run)
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository, run_of, url
+from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, port, positive, repository, run_of, url
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.peer import parse_coordinator
 
@@ -12,7 +12,7 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser("launch", help="start or resume a run as its coordinator")
     add_run(parser)
     parser.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
-    parser.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
+    parser.add_argument("--port", type=port, default=8000, help="of the live page; 0 takes a free one")
     parser.add_argument("--url", type=url, help="under which others find the live page, where a proxy stands before it")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the live page over TLS, without a proxy")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")

@@ -12,6 +12,7 @@ from dedloc_kit.cli.options import (
     add_place,
     add_reach,
     code_for,
+    port,
     positive,
     url,
 )
@@ -69,12 +70,12 @@ def add(commands: Commands) -> None:
         help="to begin: whether everybody may take part, or whom you invite with 'dedloc invite'",
     )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps the identity and what was fetched")
-    add_devices(parser)
+    add_devices(parser, "what to compute on: auto (the first GPU of this machine, else its processor), cpu, or a name")
     add_data(parser)
     add_place(parser)
     page = parser.add_argument_group("to begin: the live page, and who is told when layers lack servers")
     page.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
-    page.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
+    page.add_argument("--port", type=port, default=8000, help="of the live page; 0 takes a free one")
     page.add_argument("--url", type=url, help="under which others find the page, where a proxy stands before it")
     page.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the page over TLS, without a proxy")
     page.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")

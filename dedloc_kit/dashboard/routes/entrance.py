@@ -47,6 +47,11 @@ class Entrance:
         except UserError:
             return None
 
+    @property
+    def organizer(self) -> str | None:
+        """Who signed the invitation that is given out; none before the first one."""
+        return None if self.invitation is None else self.invitation.organizer
+
     def give_out(self, invitation: Invitation) -> None:
         """From now on this one is given to whoever may join."""
         self.invitation = invitation

@@ -73,10 +73,10 @@ class ServingDashboard(Page):
 
     def _state(self) -> ServingState:
         state = self._view.state()
-        refusal, invitation = self._entrance.refusal(state), self._entrance.invitation
+        refusal = self._entrance.refusal(state)
         told = {
             "refusal": refusal.reason if refusal is not None else None,
-            "organizer": invitation.organizer if invitation is not None else None,
+            "organizer": self._entrance.organizer,
             "wheel": self._entrance.wheel,
         }
         return state.model_copy(update=told)

@@ -91,4 +91,7 @@ def test_the_page_shows_it_as_one_notice_as_long_as_it_holds(tmp_path: Path) -> 
     for here, told in [(peers(), [TOLD]), (peers(), [TOLD]), (peers(rate=0.5), [])]:
         view.hear(Peers(peers=here))
         assert [notice.text for notice in view.state().notices] == told
+    view.hear(joined().model_copy(update={"addresses": ("/ip4/127.0.0.1/tcp/1/p2p/c",)}))
+    view.hear(Peers(peers=peers()))
+    assert view.state().notices == [], "on one machine"
     view.close()

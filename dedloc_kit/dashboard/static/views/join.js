@@ -19,6 +19,7 @@ export function joinPanel() {
   });
 
   function update(state) {
+    const where = state.organizer ? `${address}#${state.organizer}` : address;
     const install = state.wheel ? `pip install "${address}/wheel/${state.wheel}"\n` : "";
     let text = `${WHO[state.access]} Stop whenever you like.`;
     if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
@@ -27,8 +28,8 @@ export function joinPanel() {
       text = "Stop whenever you like. This address works on this computer only.";
     show(
       {
-        notebook: `${install && `%${install}`}from dedloc_kit import join\njoin("${address}")`,
-        terminal: `${install}dedloc join ${address}`,
+        notebook: `${install && `%${install}`}from dedloc_kit import join\njoin("${where}")`,
+        terminal: `${install}dedloc join ${where}`,
       },
       text,
     );
