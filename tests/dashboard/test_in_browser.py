@@ -375,7 +375,7 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, das
     assert {"Notebook", "Terminal", "Copy"} <= set(reached)
     page.get_by_role("button", name="Terminal").focus()
     page.keyboard.press("Space")
-    expect(page.locator("#join-command")).to_contain_text(f"dedloc join {dashboard.url}#Qm")
+    expect(page.locator("#join-command")).to_contain_text(f"dedloc join {dashboard.url}")
     page.get_by_role("button", name="Dark colours").focus()
     page.keyboard.press("Enter")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -711,10 +711,13 @@ def test_hostile_names_are_only_text_and_keep_to_their_place(page: Page, dashboa
 @pytest.mark.soak
 def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
+    invitation = invited(RUN)
+    dashboard.entrance.give_out(invitation)
     page = opened(context.new_page(), dashboard)
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert f'join("{dashboard.url}#Qm' in page.evaluate("() => navigator.clipboard.readText()")
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert f'join("{dashboard.url}#{invitation.organizer}")' in copied
 
 
 @pytest.mark.soak
