@@ -4599,13 +4599,6 @@ MUTATIONS = (
         "tests/learning/tasks/test_causal.py -k hardly_depend",
     ),
     Mutation(
-        "a tokenizer that keeps spaces loses some",
-        "learning/data/text/tokens.py",
-        '_SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" ")',
-        'text.split(" ")',
-        "tests/learning/data/text/test_tokens.py -k without_a_language",
-    ),
-    Mutation(
         "a queue that fills up counts features that are not finite",
         "learning/tasks/features/assignments.py",
         "finite * len(features[0])",

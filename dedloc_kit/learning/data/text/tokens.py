@@ -1,11 +1,10 @@
 """Texts as token ids that know where their sentences end."""
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
-from typing import Any, cast
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +23,6 @@ _MAX_PIECE = 50_000
 """Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
 _ENDS = (". ", "! ", "? ", "\n", "। ", "۔ ", "؟ ", "。", "！", "？")
 """The end of a sentence in the scripts that mark it: where a text is cut, if it must be."""
-_REMEMBERED_WORDS, _MAX_WORD = 200_000, 32
-"""Words, about 50 MB of them, and characters. What is longer is no word, or one that does not come again."""
-
-_PROBES = 1_000
-_BETWEEN = (" ", " ", "  ", " ", "   ", "\n", " \n", "\n\n ", ". ", " 12 ", "\t", ", ", "\u00a0", " \u00a0 ")
-_SEVERAL_SPACES, _SINGLE_SPACE = re.compile(r" \s|\s "), re.compile(r"(?<!\s) (?!\s)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,15 +35,8 @@ class Document:
     """[sentences]: the number of tokens up to each sentence's end, ascending; the last one is all of them."""
 
 
-_Word = str | tuple[str]
-"""A word that stands after a space, or, as a tuple, the one at the front of a text."""
-
-
 class DocumentTokenizer:
     """Tokenizes texts with a fast tokenizer of transformers, each of them once.
-
-    Most words of a text have been seen before. If the tokenizer takes a text word by word, as all do that mark where
-    words begin, it is asked for each word once, and its answer is remembered.
 
     :param language: decides where sentences end; none: a document is taken as it is, as one sentence
     """
@@ -62,18 +48,6 @@ class DocumentTokenizer:
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
         self._language = language
-        self._known: dict[_Word, list[int]] = {}
-        self._words: Callable[[str], list[_Word]] | None = None
-        probe = _probe(tokenizer)
-        whole = self._ids([probe])
-        # At ASCII's space alone: which other characters are spaces is for the tokenizer to say.
-        for self._words in (_split, _spaced)[: 1 if language is not None else 2]:
-            if self._ids_by_words([probe]) == whole:
-                break
-            self._known.clear()
-        else:
-            self._words = None
-        self._forget()
 
     def documents(self, items: Iterable[str | Document]) -> Iterator[Document]:
         """The documents of a stream of texts; those that are tokenized already pass through in their place."""
@@ -87,10 +61,9 @@ class DocumentTokenizer:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the
         # sentences end, and the tokenizer need not trace each token back to its characters.
         if self._language is not None:
-            between = f" {self._separator} " if self._words else self._separator
-            texts = [between.join(sentences(text, self._language)) for text in texts]
-        for token_ids in self._ids_by_words(texts) if self._words else self._ids(texts):
-            ids = np.array(token_ids, dtype=self._dtype)
+            texts = [self._separator.join(sentences(text, self._language)) for text in texts]
+        for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False):
+            ids = np.array(encoding.ids, dtype=self._dtype)
             if self._language is None:
                 yield Document(ids, np.array([len(ids)] if len(ids) else [], dtype=np.uint32))
                 continue
@@ -98,56 +71,6 @@ class DocumentTokenizer:
             at = np.flatnonzero(is_separator)
             ends = np.append(at - np.arange(len(at)), len(ids) - len(at))
             yield Document(ids[~is_separator], np.unique(ends[ends > 0]).astype(np.uint32))
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
-
-    def _ids_by_words(self, texts: list[str]) -> list[list[int]]:
-        assert self._words is not None
-        if len(self._known) > _REMEMBERED_WORDS:
-            self._forget()
-        known = self._known
-        words_of = [self._words(text) for text in texts]
-        new = list(set().union(*words_of) - known.keys())
-        spelled = [self._spelled(word) for word in new]
-        known.update(zip(new, self._ids(spelled), strict=True))
-        found = [list(chain.from_iterable(map(known.__getitem__, words))) for words in words_of]
-        for word, text in zip(new, spelled, strict=True):
-            if len(text) > _MAX_WORD:
-                del known[word]
-        return found
-
-    def _forget(self) -> None:
-        self._known = {} if self._language is None else {self._separator: [self._separator_id]}
-
-    def _spelled(self, word: _Word) -> str:
-        """What the tokenizer is asked for."""
-        if isinstance(word, tuple):
-            return word[0]
-        if self._words is _spaced:
-            return f" {word}"
-        # Without what the tokenizer takes for a space at its end: it would be taken together with the next one.
-        normalizer = self._backend.normalizer
-        return (normalizer.normalize_str(word) if normalizer else word).strip()
-
-
-def _split(text: str) -> list[_Word]:
-    """Words for a tokenizer that makes one space of several, and puts one before every text."""
-    return cast(list[_Word], text.split(" "))
-
-
-def _spaced(text: str) -> list[_Word]:
-    """Words for a tokenizer that keeps every space, and takes one together with the word after it."""
-    words = cast(list[_Word], _SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" "))
-    words[0] = (str(words[0]),)
-    return words
-
-
-def _probe(tokenizer: Any) -> str:
-    """A text of what the vocabulary spells, with all that may stand between two words."""
-    probes = set(range(0, len(tokenizer), max(1, len(tokenizer) // _PROBES))) - set(tokenizer.all_special_ids)
-    words = [word for probe in sorted(probes) for word in tokenizer.decode([probe]).split()]
-    return "".join(word + between for word, between in zip(words, cycle(_BETWEEN), strict=False)).strip()
 
 
 def ids_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:

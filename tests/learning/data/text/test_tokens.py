@@ -34,43 +34,7 @@ def test_a_document_has_the_tokens_of_each_of_its_sentences_by_itself(tokenizer:
         assert document.ids.dtype == np.uint16
 
 
-def test_words_that_are_remembered_have_the_tokens_that_they_have_in_their_text(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens, "_MAX_WORD", 8)
-    odd = [
-        "A  bank.\nRiver\t and\u00a0sea",
-        "ফিস্\u200c হইবে। কোন্\u200c কর্মকর্তা",
-        "longerthanaword sea",
-        "[CLS] x",
-        "\x1cA",
-    ]
-    by_words, whole = DocumentTokenizer(tokenizer, "bn"), DocumentTokenizer(tokenizer, "bn")
-    assert by_words._words
-    whole._words = None
-    for _ in range(2):  # the second time from memory
-        for text, one, other in zip(
-            TEXTS + odd, by_words.documents(TEXTS + odd), whole.documents(TEXTS + odd), strict=True
-        ):
-            assert (one.ids.tolist(), one.ends.tolist()) == (other.ids.tolist(), other.ends.tolist()), text
-    assert "longerthanaword" not in by_words._known
-    monkeypatch.setattr(tokens, "_REMEMBERED_WORDS", 1)
-    assert len(list(by_words.documents(TEXTS))) == len(TEXTS)
-
-
-def test_a_tokenizer_whose_words_depend_on_what_stands_before_them_is_given_whole_texts(tokenizer: Any) -> None:
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    documents = DocumentTokenizer(tokenizer, "en")
-    assert documents._words is None
-    [document] = documents.documents(["River sea. A bank"])
-    assert document.ids.tolist() == tokenizer.encode("River sea.", add_special_tokens=False) + tokenizer.encode(
-        "A bank", add_special_tokens=False
-    )
-
-
-@pytest.mark.parametrize("whole_words", [True, False])
-def test_without_a_language_a_text_is_tokenized_as_it_is_however_its_words_are_remembered(whole_words: bool) -> None:
+def test_without_a_language_a_text_is_tokenized_as_it_is() -> None:
     """As GPT-2's, which keeps every space and takes one together with the word behind it."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -80,15 +44,11 @@ def test_without_a_language_a_text_is_tokenized_as_it_is_however_its_words_are_r
         vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator(odd * 3, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    documents = DocumentTokenizer(tokenizer, None)
-    assert documents._words is tokens._spaced
-    documents._words = tokens._spaced if whole_words else None
-    for _ in range(2):  # the second time from memory
-        for text, document in zip(odd, documents.documents(odd), strict=True):
-            assert document.ids.tolist() == backend.encode(text).ids
-            assert document.ends.tolist() == [len(document.ids)] * bool(text)
-            assert backend.decode(document.ids.tolist()) == text
+    documents = DocumentTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), None)
+    for text, document in zip(odd, documents.documents(odd), strict=True):
+        assert document.ids.tolist() == backend.encode(text).ids
+        assert document.ends.tolist() == [len(document.ids)] * bool(text)
+        assert backend.decode(document.ids.tolist()) == text
 
 
 def test_a_tokenizer_that_is_set_to_truncate_truncates_nothing(tokenizer: Any) -> None:
