@@ -22,7 +22,7 @@ from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import HubUnavailable, closed
 from dedloc_kit.learning.data.overlap import Fingerprints
-from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.survey import survey
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed

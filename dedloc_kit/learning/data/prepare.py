@@ -3,10 +3,9 @@
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,9 +13,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, RootModel, ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.sources.formats import BadRow, Unusable, not_text
+from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
 from dedloc_kit.learning.data.sources.losses import HOPELESS, Losses
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, find_shards, is_transient, one_line, read_shard
+from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
+from dedloc_kit.learning.data.sources.shards import Shard, find_shards
+from dedloc_kit.learning.data.sources.stream import numbered_texts
 from dedloc_kit.learning.data.text.token_shards import FILE_TOKENS, shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.seeds import seed_of
@@ -138,8 +139,6 @@ def prepare_source(
     Raises UserError if the source is missing, nothing of it can be used, or the network fails for long; what is written
     until then is kept.
     """
-    if source.tokenized:
-        raise UserError(f"{source.dataset} holds token ids; name the texts that they were made of")
     files = find_shards(source, warn)
     identity = _identity(source, tokenizer, files)
     progress = work.progress(name, identity)
@@ -246,23 +245,7 @@ class _Rows:
                 return
 
     def _usable(self, file: Shard, first: int) -> Iterator[tuple[int, str]]:
-        """The texts from a row on, each with the number of rows up to it."""
-        if not first:
-            yield from self._losses.usable(file, self._read(file))
-            return
-        for item in self._read(replace(file, rows=range(first, sys.maxsize))):
-            if isinstance(item, BadRow):
-                self._losses.prove(file, item.number, item.reason)
-            else:
-                yield item
-
-    def _read(self, file: Shard) -> Iterator[tuple[int, str] | BadRow]:
-        values = read_shard(file, self._source.column, self._warn)
-        for number, value in enumerate(values, start=file.first + 1):
-            if isinstance(value, BadRow):
-                yield value
-            elif isinstance(value, str):
-                if value.strip():
-                    yield number, value
-            elif value is not None:
-                yield BadRow(number, not_text(value, self._source.column))
+        """The texts after so many rows, each with the number of rows up to it."""
+        found = numbered_texts(self._source, file, self._warn, first)
+        items = (text if isinstance(text, BadRow) else (row, text) for row, text in found)
+        return self._losses.usable(file, items, begun=first > 0)

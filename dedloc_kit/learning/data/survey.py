@@ -14,17 +14,9 @@ from dedloc_kit.learning.data.pictures.codes import Captioned
 from dedloc_kit.learning.data.pictures.images import file_of, flaw
 from dedloc_kit.learning.data.sources.charsets import is_garbled
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
-from dedloc_kit.learning.data.sources.shards import (
-    Reader,
-    Shard,
-    Warn,
-    find_splits,
-    is_transient,
-    local_folder,
-    one_line,
-    read_shard,
-    strays,
-)
+from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
+from dedloc_kit.learning.data.sources.reading import read_shard
+from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_splits, local_folder, strays
 from dedloc_kit.learning.data.sources.splits import canonical, names_split
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source

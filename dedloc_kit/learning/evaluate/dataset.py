@@ -10,7 +10,9 @@ import numpy as np
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, find_splits, one_line, read_rows
+from dedloc_kit.learning.data.sources.patience import Warn, one_line
+from dedloc_kit.learning.data.sources.reading import read_rows
+from dedloc_kit.learning.data.sources.shards import Shard, find_splits
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, Settings
 from dedloc_kit.run.loading import local
 from dedloc_kit.run.seeds import seed_of
@@ -126,7 +128,7 @@ def _examples(
     for shard in shards:
         try:
             names = names_of(source, shard, label_column, warn)
-            for number, row in enumerate(read_rows(shard, (source.column, label_column), warn), start=1):
+            for number, row in read_rows(shard, (source.column, label_column), warn):
                 try:
                     if isinstance(row, BadRow):
                         raise ValueError(row.reason)

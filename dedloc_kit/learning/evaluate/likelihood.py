@@ -14,7 +14,7 @@ from typing import Any
 
 from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.evaluate.dataset import Example, held_out_split, read_examples, some, source_of

@@ -13,7 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import fetched
 from dedloc_kit.hub import repository_and_revision
 from dedloc_kit.learning.data.masking import IGNORED
-from dedloc_kit.learning.data.sources.shards import one_line
+from dedloc_kit.learning.data.sources.patience import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.problems import Problem
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained

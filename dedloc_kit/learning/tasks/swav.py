@@ -34,7 +34,8 @@ from dedloc_kit.learning.data.pictures.augmentation import (
 from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
 from dedloc_kit.learning.task import Batch, Example, Feature, Loss, ParamGroup, Task, prepared, rows

@@ -17,7 +17,8 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
-from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.output_loss import output_loss

@@ -17,9 +17,9 @@ from torch import Tensor
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.batch_process import LoaderDied
 from dedloc_kit.learning.data.loader import Loader, can_fork
-from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.losses import Loss, Losses
-from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.shards import Shard
 
 Batch = dict[str, Tensor]
 pytestmark = [
@@ -199,7 +199,8 @@ def test_losses_are_counted_on_though_not_each_is_told(fork: bool) -> None:
         one, other = (Losses(name, 3, warn) for name in ("one", "other"))
         shard = Shard("data.jsonl", "json")
         for number in range(1, 31):
-            list(one.usable(shard, iter([*range(number), *(BadRow(row, "is bad") for row in range(number))])))
+            for row in range(number):  # each of them again
+                one.prove(shard, row, "is bad")
             if number == 20:
                 other.lose(Shard("lost.parquet", "parquet"), ValueError("cut"), 0, "text")
             yield of(number)

@@ -9,7 +9,9 @@ from pydantic import Field
 
 from dedloc_kit.learning.data.pictures.images import Encoded, file_of, no_picture, sides
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.shards import Reader, Shard, Warn, numbered, read_rows
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.reading import read_rows
+from dedloc_kit.learning.data.sources.shards import Reader, Shard
 from dedloc_kit.run.section import Section
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
@@ -79,7 +81,7 @@ def captioned(sources: Sequence[PictureSource], wanted: Wanted, held_out: bool, 
 
     def read(source: Source, shard: Shard, warn: Warn) -> Iterator[CaptionedFile | BadRow]:
         where = of_source[source]
-        for number, row in numbered(shard, read_rows(shard, where.columns, warn)):
+        for number, row in read_rows(shard, where.columns, warn):
             if isinstance(row, BadRow):
                 yield row
                 continue

@@ -13,8 +13,10 @@ from pyarrow import parquet
 from pydantic import Field, model_validator
 
 from dedloc_kit.learning.data.sources.formats import Unusable
-from dedloc_kit.learning.data.sources.shards import Shard, Warn
-from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, lists, tables
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.reading import read_batches
+from dedloc_kit.learning.data.sources.shards import Shard
+from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, lists
 from dedloc_kit.learning.data.text.tokens import Ids, ids_dtype
 from dedloc_kit.run.section import Section
 
@@ -113,7 +115,7 @@ def read_code_shard(
 ) -> Iterator[Captioned]:
     """The samples of a shard, in its order.
 
-    Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if the
+    Network errors are announced through `warn` and retried from where it was. Raises Unusable if the
     file holds no codes, or those of another picture model or captions of another vocabulary than the run's, and
     whatever pyarrow raises if it cannot be read.
     """
@@ -121,8 +123,8 @@ def read_code_shard(
     def check(schema: Any) -> None:
         _check(schema, pictures, vocabulary_hash)
 
-    for table in tables(shard, [CAPTION, CODES], check, warn):
-        yield from _samples(table, shard, pictures, vocabulary)
+    for batch in read_batches(shard, (CAPTION, CODES), check, warn):
+        yield from _samples(batch, shard, pictures, vocabulary)
 
 
 def _maker(pictures: PictureCodes) -> str:
@@ -139,10 +141,10 @@ def _check(schema: Any, pictures: PictureCodes, vocabulary_hash: str) -> None:
         raise Unusable(f"was written with another tokenizer than task.tokenizer; {_AGAIN}")
 
 
-def _samples(table: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) -> Iterator[Captioned]:
+def _samples(batch: Any, shard: Shard, pictures: PictureCodes, vocabulary: int) -> Iterator[Captioned]:
     """Copies, since a slice would keep its whole row group in memory. Every value is checked: it indexes arrays."""
-    captions, starts = flat(table.column(CAPTION), shard)
-    codes, code_starts = flat(table.column(CODES), shard)
+    captions, starts = flat(batch.column(CAPTION), shard)
+    codes, code_starts = flat(batch.column(CODES), shard)
     lengths = np.diff(starts)
     if (np.diff(code_starts) != pictures.length).any():
         raise Unusable(f"{shard.path} holds pictures that are not {pictures.side} x {pictures.side} codes; {_AGAIN}")

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.losses import Unproven
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, numbered, one_line, read_rows
+from dedloc_kit.learning.data.sources.losses import LazyRow
+from dedloc_kit.learning.data.sources.patience import Warn, one_line
+from dedloc_kit.learning.data.sources.reading import read_rows
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ _LOOKED_AT = 32
 
 
 @dataclass(eq=False)
-class Encoded(Unproven):
+class Encoded(LazyRow):
     """A picture as a file."""
 
     data: bytes
@@ -66,7 +68,7 @@ def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None =
     row.
     """
     columns = (source.column, *([label] if label else []))
-    for number, row in numbered(shard, read_rows(shard, columns, warn)):
+    for number, row in read_rows(shard, columns, warn):
         if isinstance(row, BadRow):
             yield row
             continue

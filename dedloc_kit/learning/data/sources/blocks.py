@@ -12,19 +12,11 @@ from typing import Any
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import STRETCH, Files, Layout, Order, Piece, permutation
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
-from dedloc_kit.learning.data.sources.losses import HOPELESS, Losses, Unproven
+from dedloc_kit.learning.data.sources.losses import HOPELESS, LazyRow, Losses
 from dedloc_kit.learning.data.sources.open_files import OpenFiles
-from dedloc_kit.learning.data.sources.shards import (
-    Reader,
-    Shard,
-    Warn,
-    count_rows,
-    find_shards,
-    is_transient,
-    metadata_of,
-    one_line,
-    sizes_of,
-)
+from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
+from dedloc_kit.learning.data.sources.reading import metadata_of, sizes_of
+from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_shards
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
@@ -210,13 +202,7 @@ class Blocks:
 
     def _piece(self, source: int, shard: Shard, piece: Piece, found: list[Any]) -> None:
         """Add what can be used of a part of a file."""
-        if shard.seekable:
-            rows = count_rows(shard, self._warn)
-            part = replace(shard, rows=range(-(-rows * piece.begin // piece.size), -(-rows * piece.end // piece.size)))
-            if not part.rows:
-                return
-        else:
-            part = replace(shard, share=(piece.begin, piece.end, piece.size))
+        part = replace(shard, part=(piece.begin, piece.end, piece.size))
         losses, bad, usable = self._losses[source], list[BadRow](), 0
         for item in self._read(self._sources[source], part, self._warn):
             if isinstance(item, BadRow):
@@ -225,7 +211,7 @@ class Blocks:
                     break
                 continue
             usable += 1
-            if isinstance(item, Unproven):
+            if isinstance(item, LazyRow):
                 item.bad = partial(losses.prove, shard, item.number)
             found.append(item)
         if bad and not usable and (len(bad) >= _ALL_BAD or piece.end - piece.begin == piece.size):

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, Self
 
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
-from dedloc_kit.learning.data.sources.shards import Shard, Warn, is_transient, one_line
+from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
+from dedloc_kit.learning.data.sources.shards import Shard
 
 HOPELESS = 32
 """So many files of which nothing can be used, before any other, are enough to give up."""
@@ -30,7 +31,7 @@ def _ignore(_reason: str) -> None:
 
 
 @dataclass(eq=False)
-class Unproven:
+class LazyRow:
     """A row of which only its use tells whether it is good. Whoever uses it says `bad(reason)` if it is not, at any
     time, and the row is counted like every other bad one."""
 
@@ -48,43 +49,38 @@ class Losses:
     warn: Warn
     unreadable: dict[str, Exception] = field(default_factory=dict)
     """Files that could not be read, or not to their end."""
-    rows: dict[str, int] = field(default_factory=dict)
-    """Bad rows by file, as they were read."""
     proven: dict[str, set[int]] = field(default_factory=dict)
-    """By file, the numbers of the rows that turned out to be bad when they were used."""
+    """By file, the numbers of the bad rows of what is read more than once."""
     bad_rows: int = 0
     """In all files; other threads may read it at any time."""
     example: str = ""
     """The first of them, and what is wrong with it."""
 
-    def usable(self, shard: Shard, items: Iterator[Any]) -> Iterator[Any]:
-        """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad:
-        such a file is lost as one, and its rows are not counted."""
-        found, first, bad = 0, None, 0
+    def usable(self, shard: Shard, items: Iterator[Any], begun: bool = False) -> Iterator[Any]:
+        """The items of a file that is read once, but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises
+        Unusable if all are bad: such a file is lost as one, and its rows are not counted.
+
+        :param begun: whether some of the file were usable before
+        """
+        first, bad = None, 0
         for item in items:
             if isinstance(item, BadRow):
-                bad, first = bad + 1, first or item
-                if found:
-                    self._count(shard, bad, item)
-                continue
-            if first and not found:
-                self._count(shard, bad, first)
-            found += 1
-            if isinstance(item, Unproven):
+                first, bad = first or item, bad + 1
+                if not begun:
+                    continue
+            elif isinstance(item, LazyRow):
                 item.bad = partial(self.prove, shard, item.number)
-            yield item
-        if first and not found:
+            if bad and first:
+                self._add(bad, shard, item if isinstance(item, BadRow) else first)
+                bad = 0
+            if not isinstance(item, BadRow):
+                begun = True
+                yield item
+        if first and not begun:
             raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
 
-    def _count(self, shard: Shard, bad: int, last: BadRow) -> None:
-        """So many rows of a file are bad so far."""
-        known = self.rows.get(shard.path, 0)
-        if bad > known:
-            self.rows[shard.path] = bad
-            self._add(bad - known, shard, last)
-
     def prove(self, shard: Shard, number: int, reason: str) -> None:
-        """A row is bad, as its use has shown, or a look at it alone."""
+        """A row is bad; it is counted once, however often it is read."""
         proven = self.proven.setdefault(shard.path, set())
         if number not in proven:
             proven.add(number)

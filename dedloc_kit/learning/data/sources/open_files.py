@@ -1,4 +1,4 @@
-"""An LRU cache of open files and decoded row groups, so that consecutive stretches fetch nothing twice."""
+"""An LRU cache of open files, so that consecutive stretches fetch nothing twice."""
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 MAX_OPEN = 8
-"""Files, or decoded parts of them, that are kept."""
+"""Files that are kept."""
 MAX_HELD = 2**29
 """Bytes of files that are kept in memory, unless one file has more."""
 _MAX_METADATA = 64
@@ -28,25 +28,18 @@ class Rows(Protocol):
     def close(self) -> None: ...
 
 
-Reading = TypeVar("Reading", bound=Rows)
-
-
 @dataclass(eq=False)
 class OpenFiles:
     """The cache of one reader; not thread-safe."""
 
     _rows: list[tuple[Hashable, Rows]] = field(default_factory=list)
     """Those used last come last."""
-    _kept: dict[Hashable, Any] = field(default_factory=dict)
     _metadata: dict[str, Any] = field(default_factory=dict)
 
-    row: int = 0
-    """The number of the row that was read last, of a file that is read from its beginning."""
-
-    def take(self, key: Hashable, at: int, kind: type[Reading]) -> Reading | None:
+    def take(self, key: Hashable, at: int) -> Rows | None:
         """A reader of that file that would go on there; it is given back with `put`."""
         for number, (kept, rows) in enumerate(self._rows):
-            if kept == key and rows.at == at and isinstance(rows, kind):
+            if kept == key and rows.at == at:
                 del self._rows[number]
                 return rows
         return None
@@ -58,16 +51,6 @@ class OpenFiles:
             len(self._rows) > MAX_OPEN or sum(each.held for _, each in self._rows) > MAX_HELD
         ):
             self._rows.pop(0)[1].close()
-
-    def keep(self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """What `make` makes, or made before; `size` says how many bytes it has."""
-        found: Value = self._kept.pop(key) if key in self._kept else make()
-        self._kept[key] = found
-        while len(self._kept) > 1 and (
-            len(self._kept) > 2 * MAX_OPEN or sum(map(size, self._kept.values())) > MAX_HELD
-        ):
-            del self._kept[next(iter(self._kept))]
-        return found
 
     def metadata(self, path: str, make: Callable[[], Value]) -> Value:
         """What a file says of itself; so it is read once."""
@@ -84,4 +67,3 @@ class OpenFiles:
             with suppress(OSError):
                 rows.close()
         self._rows.clear()
-        self._kept.clear()

@@ -77,12 +77,6 @@ class Parquet:
         """Bytes of the file that are in memory."""
         return sum(len(chunk) for chunk in self._content.chunks.values() if isinstance(chunk, bytes))
 
-    def table(self, group: int, columns: list[str]) -> pyarrow.Table:
-        """Columns of a row group."""
-        for name, chunk in self._load(group, columns).items():
-            _bound(f"the column '{name}'", chunk.whole, MAX_COLUMN, len(chunk.data))
-        return self._file.read_row_group(group, columns=columns)
-
     def batches(self, group: int, columns: list[str], rows: int) -> Iterator[pyarrow.RecordBatch]:
         """Columns of a row group, so many rows at a time or less.
 
@@ -249,28 +243,20 @@ def _look(chunk: _Chunk, name: str, values: int) -> None:
         at += lies
 
 
-def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterator[Row]:
-    """The rows of a Parquet file from the row `first` on (0: all), with the columns alone.
-
-    Row groups before that one are not read.
-    """
-    yield from ParquetRows(file, columns).read(first)
+def check_columns(columns: tuple[str, ...], schema: Any) -> None:
+    """Raise Unusable unless a file has the columns."""
+    names = set(_leaves(schema))
+    for column in columns:
+        if column not in names and column not in schema.names:
+            raise Unusable(no_column(column, names))
 
 
 class ParquetRows:
-    """Reads the rows of a Parquet file, with some columns alone. Whoever goes on where they stopped reads on.
+    """Reads some columns of a Parquet file from any row on. Whoever goes on where they stopped reads on."""
 
-    :param metadata: the file's, if it is known
-    """
-
-    def __init__(self, file: Any, columns: tuple[str, ...], metadata: Any = None) -> None:
-        self._file = Parquet(file, metadata)
-        names = set(_leaves(self._file.schema))
-        for column in columns:
-            if column not in names and column not in self._file.schema.names:
-                raise Unusable(no_column(column, names))
-        self._columns = columns
-        of_groups = (self._file.metadata.row_group(group) for group in range(self._file.metadata.num_row_groups))
+    def __init__(self, file: Parquet, columns: tuple[str, ...]) -> None:
+        self._file, self._columns = file, columns
+        of_groups = (file.metadata.row_group(group) for group in range(file.metadata.num_row_groups))
         self._begins = np.cumsum([0, *(group.num_rows for group in of_groups)])
         self._batches: Iterator[pyarrow.RecordBatch] = iter(())
         self._rest: pyarrow.RecordBatch | None = None
@@ -285,8 +271,8 @@ class ParquetRows:
     def close(self) -> None:
         self._file.__exit__(None, None, None)
 
-    def read(self, first: int, stop: int | None = None) -> Iterator[Row]:
-        """The rows from `first` on, before `stop`. Row groups before them are not read."""
+    def read(self, first: int, stop: int | None = None) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
+        """The rows from `first` on, before `stop`, each batch with its place. Row groups before them are not read."""
         stop = int(self._begins[-1]) if stop is None else stop
         if first != self.at:
             self._enter(first)
@@ -297,11 +283,9 @@ class ParquetRows:
                     return
                 continue
             part = self._rest.slice(0, stop - self.at)
-            number, self._rest = self.at, self._rest.slice(part.num_rows)
+            begin, self._rest = self.at, self._rest.slice(part.num_rows)
             self.at += part.num_rows
-            for row in _rows(part):
-                number += 1
-                yield BadRow(number, row) if isinstance(row, str) else with_columns(row, self._columns, number)
+            yield begin, part
 
     def _enter(self, first: int) -> None:
         group = int(np.searchsorted(self._begins[1:], first, side="right"))
@@ -325,6 +309,12 @@ def _leaves(fields: Any, before: str = "") -> Iterator[str]:
             yield from _leaves(inner, f"{before}{field.name}.")
         else:
             yield before + field.name
+
+
+def rows_of(batch: pyarrow.RecordBatch, columns: tuple[str, ...], begin: int) -> Iterator[Row]:
+    """The rows of a batch that begins at this place of its file."""
+    for number, row in enumerate(_rows(batch), start=begin + 1):
+        yield BadRow(number, row) if isinstance(row, str) else with_columns(row, columns, number)
 
 
 def _rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, Any] | str]:

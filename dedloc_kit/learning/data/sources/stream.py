@@ -10,7 +10,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
 from dedloc_kit.learning.data.sources.losses import Losses
-from dedloc_kit.learning.data.sources.shards import Reader, Shard, Warn, find_shards, numbered, one_line, read_shard
+from dedloc_kit.learning.data.sources.patience import Warn, one_line
+from dedloc_kit.learning.data.sources.reading import read_rows
+from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_shards
 from dedloc_kit.run.task import Source
 
 Item = TypeVar("Item")
@@ -49,13 +51,22 @@ def in_order(source: Source, read: Reader, *, warn: Warn) -> Iterator[Any]:
 
 def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str | BadRow]:
     """The texts of a shard that are not blank; what is no text is a bad row."""
+    return (text for _, text in numbered_texts(source, shard, warn))
+
+
+def numbered_texts(source: Source, shard: Shard, warn: Warn, first: int = 0) -> Iterator[tuple[int, str | BadRow]]:
+    """The same, each with its row's number in the file.
+
+    :param first: as for `read_rows`
+    """
     if source.tokenized:
         raise UserError(f"{source.dataset} holds token ids; name the texts that they were made of")
-    for number, value in numbered(shard, read_shard(shard, source.column, warn)):
+    for number, row in read_rows(shard, (source.column,), warn, first):
+        value = row if isinstance(row, BadRow) else row[source.column]
         if isinstance(value, BadRow) or (isinstance(value, str) and value.strip()):
-            yield value
+            yield number, value
         elif value is not None and not isinstance(value, str):
-            yield BadRow(number, not_text(value, source.column))
+            yield number, BadRow(number, not_text(value, source.column))
 
 
 class Prefetch(Generic[Item]):

@@ -1,8 +1,7 @@
 """Token ids as Parquet files: whoever reads them neither tokenizes nor downloads more than it must."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +11,9 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.learning.data.sources.formats import Unusable
-from dedloc_kit.learning.data.sources.open_files import OpenFiles
-from dedloc_kit.learning.data.sources.packed import opened
-from dedloc_kit.learning.data.sources.pages import Parquet
-from dedloc_kit.learning.data.sources.shards import Retries, Shard, Warn, read_metadata
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.reading import read_batches
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text.tokens import Document, Ids, ids_dtype
 
 TOKENS, SENTENCES = "tokens", "sentences"
@@ -110,58 +108,11 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: Warn) -> Iterator[Document]:
     """The documents of a shard, in its order.
 
-    Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if
-    the file holds no token ids or those of another vocabulary, and whatever pyarrow raises if it cannot be read.
+    Network errors are announced through `warn` and retried from where it was. Raises Unusable if the file holds no
+    token ids or those of another vocabulary, and whatever pyarrow raises if it cannot be read.
     """
-    for table in tables(shard, [TOKENS, SENTENCES], lambda schema: _check(schema, vocabulary_hash), warn):
-        yield from _documents(table, shard, vocabulary)
-
-
-def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn: Warn) -> Iterator[Any]:
-    """The shard's rows, as a table for each row group that holds some of them.
-
-    :param check: is given the schema of the file first, and raises Unusable if it is not right, without its path
-
-    Errors as `read_token_shard`.
-    """
-    retries = Retries(shard.path, warn)
-    files = shard.files or OpenFiles()
-    done = 0
-    while True:
-        try:
-            for group, wanted in _wanted(shard, files):
-                if group >= done and wanted:
-                    make = partial(_table, shard, files, group, columns, check)
-                    table = files.keep((shard.path, group), make, _bytes_of)
-                    yield table.slice(wanted.start, len(wanted))
-                    done = group + 1
-                    retries.worked()
-            return
-        except Unusable as error:
-            raise Unusable(f"{shard.path} {error}") from None
-        except Exception as error:
-            retries.wait_or_raise(error)
-
-
-def _wanted(shard: Shard, files: OpenFiles) -> Iterator[tuple[int, range]]:
-    """Of each row group which rows are wanted."""
-    metadata, begin = files.metadata(shard.path, lambda: read_metadata(shard)), 0
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).num_rows
-        yield group, shard.of_group(begin, size)
-        begin += size
-
-
-def _table(shard: Shard, files: OpenFiles, group: int, columns: list[str], check: Callable[[Any], None]) -> Any:
-    metadata = files.metadata(shard.path, lambda: read_metadata(shard))
-    with opened(shard.path, parquet=True) as content:
-        file = Parquet(content, metadata)
-        check(file.schema)
-        return file.table(group, columns)
-
-
-def _bytes_of(table: Any) -> int:
-    return int(table.nbytes)
+    for batch in read_batches(shard, (TOKENS, SENTENCES), lambda schema: _check(schema, vocabulary_hash), warn):
+        yield from _documents(batch, shard, vocabulary)
 
 
 def _check(schema: Any, vocabulary_hash: str) -> None:
@@ -174,10 +125,10 @@ def _check(schema: Any, vocabulary_hash: str) -> None:
         raise Unusable(f"was written with another tokenizer than the run's; {_AGAIN}")
 
 
-def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
+def _documents(batch: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
     """Copies, since a slice would keep its whole row group in memory. Every value is checked: it indexes arrays."""
-    ids, starts = flat(table.column(TOKENS), shard)
-    ends, end_starts = flat(table.column(SENTENCES), shard)
+    ids, starts = flat(batch.column(TOKENS), shard)
+    ends, end_starts = flat(batch.column(SENTENCES), shard)
     lengths, counts = np.diff(starts), np.diff(end_starts)
     steps = np.diff(ends.astype(np.int64), prepend=0)
     first = end_starts[:-1][counts > 0]
@@ -186,13 +137,12 @@ def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
     last[counts > 0] = ends[end_starts[1:][counts > 0] - 1]
     if ids.max(initial=0) >= vocabulary or (steps <= 0).any() or (last != lengths).any():
         raise Unusable(f"{shard.path} holds token ids or sentence ends that cannot be; write it again")
-    for row in range(table.num_rows):
+    for row in range(batch.num_rows):
         yield Document(ids[starts[row] : starts[row + 1]].copy(), ends[end_starts[row] : end_starts[row + 1]].copy())
 
 
-def flat(column: Any, shard: Shard) -> tuple[Ids, Any]:
+def flat(lists: Any, shard: Shard) -> tuple[Ids, Any]:
     """All values of a column of lists of ids, and where each list starts, with the end of the last. Raises Unusable."""
-    lists = column.combine_chunks()
     if not pyarrow.types.is_list(lists.type) or not pyarrow.types.is_unsigned_integer(lists.type.value_type):
         raise Unusable(f"{shard.path} holds {lists.type} where token ids should be; write it again")
     if lists.null_count or lists.values.null_count:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.run.task import Source

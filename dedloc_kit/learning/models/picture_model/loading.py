@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
-from dedloc_kit.learning.data.sources.shards import one_line
+from dedloc_kit.learning.data.sources.patience import one_line
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, Found, Kind, find
 from dedloc_kit.learning.models.picture_model.published import Published, from_diffusers, from_janus

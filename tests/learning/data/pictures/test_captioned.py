@@ -13,7 +13,7 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.captioned import CaptionedFile, PictureSource, Wanted, captioned
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
-from dedloc_kit.learning.data.sources.losses import Unproven
+from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order
 from tests.pictures import draw, encoded
@@ -121,6 +121,6 @@ def test_columns_that_hold_something_else_are_refused_with_the_key(tmp_path: Pat
 
 def test_a_picture_has_the_number_of_its_row_where_a_file_is_entered_in_the_middle(tmp_path: Path) -> None:
     source = write(tmp_path, caption=[f"picture {each}" for each in range(5)])
-    part = Shard(str(tmp_path / "train-00000-of-00001.parquet"), "parquet", range(2, 5))
+    part = Shard(str(tmp_path / "train-00000-of-00001.parquet"), "parquet", (2, 5, 5))
     files = captioned([source], SAME, False, Counter())(source.source, part, pytest.fail)
-    assert [file.number for file in files if isinstance(file, Unproven)] == [3, 4, 5]
+    assert [file.number for file in files if isinstance(file, LazyRow)] == [3, 4, 5]

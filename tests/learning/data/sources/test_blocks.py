@@ -17,7 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import PLACES
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks, Unread
 from dedloc_kit.learning.data.sources.losses import Loss
-from dedloc_kit.learning.data.sources.shards import Warn
+from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import texts
 from dedloc_kit.run.task import Source
 
@@ -103,8 +103,11 @@ def test_sources_come_by_their_weights_whatever_their_sizes(tmp_path: Path) -> N
 
 def test_weights_are_shares_of_tokens_where_the_files_hold_tokens(tmp_path: Path) -> None:
     def read(source: Source, shard: Any, warn: Warn) -> Iterator[Any]:
-        table = parquet.read_table(shard.path).slice(shard.rows.start, len(shard.rows))
-        return ((source.dataset[-9], len(each)) for each in table.column("tokens").to_pylist())
+        table = parquet.read_table(shard.path)
+        begin, end = (-(-table.num_rows * place // shard.part[2]) for place in shard.part[:2])
+        return (
+            (source.dataset[-9], len(each)) for each in table.slice(begin, end - begin).column("tokens").to_pylist()
+        )
 
     sources = []
     for name, high in (("a", 2), ("b", 60_000)):  # of the same number of tokens, which become few bytes and many

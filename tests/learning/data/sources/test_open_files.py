@@ -5,16 +5,16 @@ import json
 from itertools import chain
 from pathlib import Path
 
-import fsspec
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from dedloc_kit.learning.data.sampler import STRETCH
-from dedloc_kit.learning.data.sources import shards
+from dedloc_kit.learning.data.sources import patience
 from dedloc_kit.learning.data.sources.open_files import OpenFiles
-from dedloc_kit.learning.data.sources.shards import Shard, count_rows, read_shard, sizes_of
-from tests.flaky_files import FarFiles
+from dedloc_kit.learning.data.sources.reading import metadata_of, read_shard, sizes_of
+from dedloc_kit.learning.data.sources.shards import Shard
+from tests.flaky_files import FarFiles, far_files
 
 VALUES = [f"{row:050}" for row in range(3000)]
 
@@ -34,8 +34,8 @@ def test_rows_of_a_parquet_file_are_those_of_the_whole_file_in_whatever_order_th
 ) -> None:
     path = str(write(tmp_path / "a.parquet"))
     files = OpenFiles() if open_ else None
-    for begin, end in ((0, 90), (90, 180), (650, 1500), (180, 181), (1500, 3000), (2990, 3100), (3000, 3100), (0, 5)):
-        part = Shard(path, "parquet", range(begin, end), files=files)
+    for begin, end in ((0, 90), (90, 180), (650, 1500), (180, 181), (1500, 3000), (2990, 3000), (3000, 3000), (0, 5)):
+        part = Shard(path, "parquet", (begin, end, 3000), files)
         assert list(read_shard(part, "text", fail)) == VALUES[begin:end]
 
 
@@ -50,21 +50,18 @@ def test_the_parts_of_a_file_that_is_read_from_its_beginning_hold_each_row_once_
     loader, size = {"jsonl": "json", "jsonl.gz": "json", "txt": "text"}.get(kind, "csv"), path.stat().st_size
     parts = [(size * number // 5, size * (number + 1) // 5, size) for number in range(5)]
     files = OpenFiles()
-    found = [list(read_shard(Shard(str(path), loader, share=part, files=files), "text", fail)) for part in parts]
+    found = [list(read_shard(Shard(str(path), loader, part=part, files=files), "text", fail)) for part in parts]
     assert list(chain(*found)) == VALUES
     assert kind.endswith("gz") or sum(map(bool, found)) == 5, "what is packed comes in larger portions"
     for number in (4, 1, 3):
-        part = Shard(str(path), loader, share=parts[number], files=OpenFiles())
+        part = Shard(str(path), loader, part=parts[number], files=OpenFiles())
         assert list(read_shard(part, "text", fail)) == found[number]
 
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarFiles:
-    monkeypatch.setattr(shards, "RETRY_PAUSES", (0.01, 0.01))
-    fsspec.register_implementation("far", FarFiles, clobber=True)
-    system = FarFiles()
-    system.begin(tmp_path)
-    return system
+    monkeypatch.setattr(patience, "RETRY_PAUSES", (0.01, 0.01))
+    return far_files(tmp_path)
 
 
 def test_no_more_is_fetched_than_the_row_groups_that_hold_what_is_read_and_that_once(
@@ -75,10 +72,10 @@ def test_no_more_is_fetched_than_the_row_groups_that_hold_what_is_read_and_that_
     described = parquet.ParquetFile(tmp_path / "a.parquet").metadata
     group = described.row_group(3).column(0).total_compressed_size
     assert sizes_of([shard], fail) == ((tmp_path / "a.parquet").stat().st_size,)
-    assert count_rows(shard, fail) == 3000
+    assert metadata_of(shard, fail).num_rows == 3000
     about_itself = far.fetched
     for begin in range(1500, 2000, 50):
-        part = Shard(shard.path, "parquet", range(begin, begin + 50), files=shard.files)
+        part = Shard(shard.path, "parquet", (begin, begin + 50, 3000), shard.files)
         assert list(read_shard(part, "text", fail)) == VALUES[begin : begin + 50]
     assert group <= far.fetched - about_itself < group + 200
     assert STRETCH > 2**16
@@ -91,10 +88,10 @@ def test_a_line_that_breaks_costs_nothing(tmp_path: Path, far: FarFiles) -> None
     files = OpenFiles()
     for requests in range(3, 9):
         far.break_after(requests)
-        part = Shard("far:///a.parquet", "parquet", range(650, 2500), files=files)
+        part = Shard("far:///a.parquet", "parquet", (650, 2500, 3000), files)
         assert list(read_shard(part, "text", told.append)) == VALUES[650:2500]
         files.close()
     assert told
-    whole = Shard("far:///b.jsonl", "json", share=(0, size, size), files=OpenFiles())
+    whole = Shard("far:///b.jsonl", "json", part=(0, size, size), files=OpenFiles())
     far.break_after(1)
     assert list(read_shard(whole, "text", told.append)) == VALUES

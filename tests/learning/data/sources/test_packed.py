@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.packed import MAX_WINDOW
-from dedloc_kit.learning.data.sources.shards import Shard, count_rows
+from dedloc_kit.learning.data.sources.reading import metadata_of
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.token_shards import read_token_shard
 from dedloc_kit.run.task import Source
@@ -125,7 +126,7 @@ def test_a_pointer_in_the_place_of_tokens_is_named_too(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^/.*train\.parquet is a Git LFS pointer"):
         next(read_token_shard(shard, "hash", 100, pytest.fail))
     with pytest.raises(UserError, match=r"^/.*train\.parquet is a Git LFS pointer"):
-        count_rows(shard, pytest.fail)
+        metadata_of(shard, pytest.fail)
 
 
 def test_other_kinds_under_the_name_of_text_are_named(tmp_path: Path) -> None:

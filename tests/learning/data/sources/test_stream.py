@@ -16,8 +16,9 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.sources import shards
-from dedloc_kit.learning.data.sources.shards import Shard, find_shards, read_shard
+from dedloc_kit.learning.data.sources import patience
+from dedloc_kit.learning.data.sources.reading import read_shard
+from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import Prefetch, documents, in_order, texts
 from dedloc_kit.run.task import Source
 
@@ -254,7 +255,7 @@ def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
     monkeypatch.setattr(FlakyFileSystem, "folder", tmp_path)
     monkeypatch.setattr(FlakyFileSystem, "calls", 0)
-    monkeypatch.setattr(shards, "RETRY_PAUSES", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(patience, "RETRY_PAUSES", (0.01, 0.01, 0.01))
     return Shard(f"flaky://{path}", "json")
 
 

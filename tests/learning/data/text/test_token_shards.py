@@ -8,11 +8,15 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
-from dedloc_kit.learning.data.sources.shards import Shard, Warn
+from dedloc_kit.learning.data.sources.open_files import OpenFiles
+from dedloc_kit.learning.data.sources.patience import Warn
+from dedloc_kit.learning.data.sources.reading import metadata_of
+from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text import token_shards
 from dedloc_kit.learning.data.text.token_shards import read_token_shard, write_token_shards
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source
+from tests.flaky_files import far_files
 
 HASH = "0123456789abcdef"
 
@@ -79,39 +83,30 @@ def test_no_documents_make_no_file(tmp_path: Path) -> None:
 def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = list(make(1200))
     write_token_shards(iter(documents), tmp_path, HASH, 1000)
-    whole, breaks, warnings = parquet.ParquetFile.read_row_group, [ConnectionError("line is cut")], list[str]()
-
-    def shaky(self: parquet.ParquetFile, group: int, columns: list[str]) -> pyarrow.Table:
-        if group == 1 and breaks:
-            raise breaks.pop()
-        return whole(self, group, columns=columns)
-
-    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", shaky)
-    monkeypatch.setattr("dedloc_kit.learning.data.sources.shards.RETRY_PAUSES", (0.01,))
-    shard = Shard(str(tmp_path / "train-00000.parquet"), "parquet")
-    assert same(list(read_token_shard(shard, HASH, 1000, warnings.append)), documents)
-    assert len(warnings) == 1
-    assert "line is cut" in warnings[0]
+    monkeypatch.setattr("dedloc_kit.learning.data.sources.patience.RETRY_PAUSES", (0.01,))
+    far, broken = far_files(tmp_path), 0
+    for requests in range(30):
+        far.break_after(requests)
+        warnings = list[str]()
+        shard = Shard("far:///train-00000.parquet", "parquet")
+        assert same(list(read_token_shard(shard, HASH, 1000, warnings.append)), documents)
+        broken += sum("the line is down" in warning for warning in warnings)
+    assert broken > 3
 
 
-def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(tmp_path: Path) -> None:
     documents = list(make(1200))
     write_token_shards(iter(documents), tmp_path, HASH, 1000)
-    whole, groups = parquet.ParquetFile.read_row_group, list[int]()
-
-    def told(self: parquet.ParquetFile, group: int, columns: list[str]) -> pyarrow.Table:
-        groups.append(group)
-        return whole(self, group, columns=columns)
-
-    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", told)
-    path = str(tmp_path / "train-00000.parquet")
-    for begin, end, of in ((0, 10, [0]), (450, 610, [0, 1]), (500, 1000, [1]), (1100, 1300, [2]), (1200, 1300, [])):
-        groups.clear()
-        found = list(read_token_shard(Shard(path, "parquet", range(begin, end)), HASH, 1000, fail))
-        assert same(found, documents[begin:end])
-        assert groups == of
+    described = parquet.read_metadata(tmp_path / "train-00000.parquet")
+    groups = [described.row_group(number) for number in range(described.num_row_groups)]
+    bytes_of = [sum(g.column(c).total_compressed_size for c in range(2)) for g in groups]
+    far, path = far_files(tmp_path), "far:///train-00000.parquet"
+    for begin, end, of in ((0, 10, [0]), (450, 610, [0, 1]), (500, 1000, [1]), (1100, 1200, [2]), (1200, 1200, [])):
+        part = Shard(path, "parquet", (begin, end, 1200), OpenFiles())
+        assert metadata_of(part, fail).num_rows == 1200
+        before, wanted = far.fetched, sum(bytes_of[group] for group in of)
+        assert same(list(read_token_shard(part, HASH, 1000, fail)), documents[begin:end])
+        assert wanted <= far.fetched - before <= wanted + min(bytes_of) / 2
 
 
 def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -> None:
