@@ -5625,7 +5625,7 @@ MUTATIONS = (
     Mutation(
         "rows that could not be used are not counted where batches come from another process",
         "learning/data/batch_process.py",
-        "losses.bad_rows = count.bad_rows",
+        "losses.bad_rows = bad_rows",
         "pass",
         "tests/learning/data/test_loader.py -k losses",
     ),

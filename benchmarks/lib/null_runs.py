@@ -20,7 +20,6 @@ from benchmarks.lib.null_card import PinnedMemory
 from dedloc_kit.learning.data.labels import PLACES, TARGETS
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
-from dedloc_kit.learning.data.slots import Lent
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.models.packed_attention import BOUNDS
 from dedloc_kit.learning.task import Batch, Task, create_task
@@ -102,15 +101,8 @@ def batches_ahead(made: Trained, samples: int, source: str, memory: PinnedMemory
         batches = batches_here(made, samples)
         return cycle(list(islice(batches, _READY))) if source == "ready" else batches
 
-    with Loader(make, print, _AHEAD) as loader:
-        loader.start()
-        yield iter(lambda: _pinned(loader.take(), memory), None)
-
-
-def _pinned(lent: Lent, memory: PinnedMemory) -> Batch:
-    batch = {name: memory.copy(values) for name, values in lent.batch.items()}
-    lent.give_back()
-    return batch
+    with Loader(make, print, _AHEAD, copy=memory.copy) as loader:
+        yield loader.start()
 
 
 def batches_here(made: Trained, samples: int) -> Iterator[Batch]:

@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import math
+import mmap
 import os
 import signal
 import threading
@@ -11,21 +13,23 @@ from contextlib import contextmanager, suppress
 from logging.handlers import QueueHandler
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.slots import Batch, Lent, batch_in, laid_out, mapped, new_memory
 from dedloc_kit.learning.data.sources.losses import Loss, Losses
 
+Batch = dict[str, Tensor]
 Make = Callable[..., Iterator[Batch]]
 Warn = Callable[[str], None]
 
-_GROWTH = 1.25
-"""By at least this factor a slot grows that is too small."""
+SLOT = 2**27
+"""Bytes that are reserved for a batch; memory is taken only of those that are used. A larger batch goes through the
+pipe."""
+_ALIGNED = 64
+"""Bytes, to which each tensor of a slot is aligned."""
 _WATCH_SECONDS = 0.5
 """Between two looks whether the parent process is alive."""
 _OURS = "dedloc_kit"
@@ -36,20 +40,30 @@ class LoaderDied(RuntimeError):
     """The process that makes the batches has ended without being asked to."""
 
 
+class _Part(NamedTuple):
+    """Where a tensor lies in a slot."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    """Bytes from the slot's beginning."""
+
+
 class BatchProcess:
     """The parent's end of the worker process; see `Loader` for what each method promises."""
 
-    def __init__(self, make: Make, warn: Warn, ahead: int) -> None:
+    def __init__(self, make: Make, warn: Warn, ahead: int, copy: Callable[[Tensor], Tensor] | None) -> None:
         context = get_context("fork")
+        self._slots = [torch.frombuffer(mmap.mmap(-1, SLOT), dtype=torch.uint8) for _ in range(ahead)]
         self._pipe, far = context.Pipe()
         self._process = context.Process(
-            target=_live, args=(make, far, self._pipe, ahead, os.getpid()), name="batches", daemon=True
+            target=_live, args=(make, far, self._pipe, self._slots, os.getpid()), name="batches", daemon=True
         )
         with _quiet_tokenizers():
             self._process.start()
         far.close()
-        self._warn = warn
-        self._slots: dict[int, Tensor] = {}
+        self._warn, self._copy = warn, copy
         self._losses: list[Losses] = []
         self._generation, self._begun, self._over, self._closed = 0, 0, False, False
         self._taking, self._sending = threading.Lock(), threading.Lock()
@@ -61,17 +75,12 @@ class BatchProcess:
             while self._begun < self._generation and not self._closed:
                 self._heard(self._receive())
 
-    def take(self) -> Lent:
+    def take(self) -> Batch:
         with self._taking:
             while not (self._over or self._closed):
-                if (lent := self._heard(self._receive())) is not None:
-                    return lent
+                if (batch := self._heard(self._receive())) is not None:
+                    return batch
         raise StopIteration
-
-    def kept(self, batch: Batch) -> Batch:
-        # A GPU takes it from pinned memory, into which it would have to be copied again otherwise.
-        pinned = torch.cuda.is_initialized()
-        return {name: values.pin_memory() if pinned else values.clone() for name, values in batch.items()}
 
     def close(self) -> None:
         self._closed = True
@@ -83,65 +92,73 @@ class BatchProcess:
 
     def _receive(self) -> Any:
         try:
-            return self._pipe.recv()
+            *message, counts = self._pipe.recv()
         except (EOFError, OSError):
-            pass
-        if self._closed:
-            return ("end", self._generation)
-        self._process.join()
-        code = self._process.exitcode or 0
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise LoaderDied(f"the process that makes batches {how}; probably memory was short: close other programs")
+            if self._closed:
+                return ["end", self._generation]
+            self._process.join()
+            code = self._process.exitcode or 0
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            raise LoaderDied(
+                f"the process that makes batches {how}; probably memory was short: close other programs"
+            ) from None
+        for number, (dataset, files, unreadable, bad_rows) in enumerate(counts):
+            if number == len(self._losses):
+                self._losses.append(Losses(dataset, files, self._warn))
+            losses = self._losses[number]
+            losses.unreadable = {path: UserError(reason) for path, reason in unreadable.items()}
+            losses.bad_rows = bad_rows
+        return message
 
-    def _heard(self, message: Any) -> Lent | None:
+    def _heard(self, message: Any) -> Batch | None:
         match message:
-            case "slot", number, size:
-                handle = recv_handle(self._pipe)
-                self._slots[number] = mapped(handle, size)
-            case "batch", generation, number, parts, counts:
-                self._count(counts)
-                give_back = _Once(lambda: self._send(("free", number)))
-                if generation == self._generation:
-                    return Lent(batch_in(self._slots[number], parts), give_back)
-                give_back()
+            case "batch", generation, slot, parts, large:
+                memory = torch.frombuffer(bytearray(self._pipe.recv_bytes()), dtype=torch.uint8) if large else None
+                batch = _batch_in(self._slots[slot] if memory is None else memory, parts)
+                found = {name: self._kept(values) for name, values in batch.items()}
+                self._send(("free", slot))
+                return found if generation == self._generation else None
             case "begun", generation:
                 self._begun = generation
-            case "warning", text, number, counts:
-                self._count(counts)
+            case "warning", text, number:
                 self._warn(text if number is None else Loss.of(text, self._losses[number]))
             case "log", record:
                 logging.getLogger(record.name).handle(record)
             case "end", generation:
                 self._over = generation == self._generation
-            case "error", generation, text, expected, counts:
-                self._count(counts)
-                if generation == self._generation:
-                    self._over = True
-                    raise UserError(text) if expected else RuntimeError(text)
+            case "error", generation, text, expected if generation == self._generation:
+                self._over = True
+                raise UserError(text) if expected else RuntimeError(text)
         return None
 
-    def _count(self, counts: "list[_Count]") -> None:
-        for count in counts:
-            if count.number == len(self._losses):
-                self._losses.append(Losses(count.dataset, count.files, self._warn))
-            losses = self._losses[count.number]
-            losses.unreadable = {path: UserError(reason) for path, reason in count.unreadable.items()}
-            losses.bad_rows = count.bad_rows
+    def _kept(self, values: Tensor) -> Tensor:
+        """A copy that stays as it is."""
+        if self._copy is not None:
+            return self._copy(values)
+        # A GPU takes it from pinned memory, into which it would have to be copied again otherwise.
+        return values.pin_memory() if torch.cuda.is_initialized() else values.clone()
 
     def _send(self, message: Any) -> None:
         with self._sending, suppress(OSError):  # it is dead, which `take` tells
             self._pipe.send(message)
 
 
-class _Once:
-    """Calls a function the first time that it is called itself."""
+def _laid_out(batch: Batch) -> tuple[list[_Part], int]:
+    """Where the tensors of a batch lie in a slot, and how many bytes they take together."""
+    parts, end = [], 0
+    for name, values in batch.items():
+        parts.append(_Part(name, values.dtype, tuple(values.shape), end))
+        end += -(-values.nbytes // _ALIGNED) * _ALIGNED
+    return parts, end
 
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._calls = [call]
 
-    def __call__(self) -> None:
-        with suppress(IndexError):
-            self._calls.pop()()
+def _batch_in(slot: Tensor, parts: list[_Part]) -> Batch:
+    """The tensors of a slot; they share its memory. uint8 [bytes]"""
+    found = {}
+    for part in parts:
+        size = part.dtype.itemsize * math.prod(part.shape)
+        found[part.name] = slot[part.begin : part.begin + size].view(part.dtype).view(part.shape)
+    return found
 
 
 @contextmanager
@@ -158,51 +175,31 @@ def _quiet_tokenizers() -> Iterator[None]:
         del os.environ[name]
 
 
-class _Count(NamedTuple):
-    """How much of a source's data cannot be used."""
-
-    number: int
-    dataset: str
-    files: int
-    unreadable: dict[str, str]
-    bad_rows: int
-
-
 class _Parent:
-    """The worker's end of the pipe to its parent process."""
+    """The worker's end of the pipe to its parent process; a message ends with how much data cannot be used."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
         self._sending = threading.Lock()
         self._losses: list[Losses] = []
-        self._told: list[tuple[int, int]] = []
 
-    def send(self, *message: Any, handle: int | None = None) -> None:
+    def send(self, *message: Any, content: Any = None) -> None:
         with self._sending:
-            self.pipe.send(message)
-            if handle is not None:
-                send_handle(self.pipe, handle, None)
+            counts = []
+            for losses in self._losses:
+                unreadable = {path: str(error) for path, error in dict(losses.unreadable).items()}
+                counts.append((losses.dataset, losses.files, unreadable, losses.bad_rows))
+            self.pipe.send((*message, counts))
+            if content is not None:
+                self.pipe.send_bytes(content)
 
     def warn(self, text: str) -> None:
         number = None
         if isinstance(text, Loss):
             if text.losses not in self._losses:
                 self._losses.append(text.losses)
-                self._told.append((-1, -1))
             number = self._losses.index(text.losses)
-        self.send("warning", str(text), number, self.counts())
-
-    def counts(self) -> list[_Count]:
-        """What has changed since it was asked for last."""
-        found = []
-        for number, losses in enumerate(list(self._losses)):
-            unreadable = dict(losses.unreadable)
-            state = len(unreadable), losses.bad_rows
-            if state != self._told[number]:
-                self._told[number] = state
-                reasons = {path: str(error) for path, error in unreadable.items()}
-                found.append(_Count(number, losses.dataset, losses.files, reasons, state[1]))
-        return found
+        self.send("warning", str(text), number)
 
 
 class _PipeHandler(QueueHandler):
@@ -216,7 +213,7 @@ class _PipeHandler(QueueHandler):
         self._parent.send("log", record)
 
 
-def _live(make: Make, pipe: Connection, far: Connection, ahead: int, parent: int) -> None:
+def _live(make: Make, pipe: Connection, far: Connection, slots: list[Tensor], parent: int) -> None:
     """The worker's main function, until the parent kills it or is gone."""
     far.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -225,25 +222,25 @@ def _live(make: Make, pipe: Connection, far: Connection, ahead: int, parent: int
     with suppress(OSError):
         os.nice(5)  # the thread that feeds a GPU comes first
     # Not in the main thread: torch's thread pool of before the fork is of no use there.
-    thread = threading.Thread(target=_serve, args=(make, pipe, ahead), name="batches", daemon=True)
+    thread = threading.Thread(target=_serve, args=(make, pipe, slots), name="batches", daemon=True)
     thread.start()
     while thread.is_alive() and os.getppid() == parent:
         thread.join(_WATCH_SECONDS)
     os._exit(0)
 
 
-def _serve(make: Make, pipe: Connection, ahead: int) -> None:
+def _serve(make: Make, pipe: Connection, slots: list[Tensor]) -> None:
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     parent = _Parent(pipe)
     ours = logging.getLogger(_OURS)
     ours.handlers, ours.propagate = [_PipeHandler(parent)], False
     with suppress(EOFError, OSError):  # the parent process is gone
-        _make(make, parent, ahead)
+        _make(make, parent, slots)
 
 
-def _make(make: Make, parent: _Parent, ahead: int) -> None:
-    free, slots = deque(range(ahead)), dict[int, Tensor]()
+def _make(make: Make, parent: _Parent, slots: list[Tensor]) -> None:
+    free = deque(range(len(slots)))
     batches: Iterator[Batch] | None = None
     generation = 0
     while True:
@@ -252,49 +249,37 @@ def _make(make: Make, parent: _Parent, ahead: int) -> None:
                 case "free", number:
                     free.append(number)
                 case "start", generation, arguments:
-                    batches = _begun(make, parent, generation, arguments)
-        try:
-            batch = next(batches)
-        except StopIteration:
-            parent.send("end", generation)
+                    batches = None
+                    with _told(parent, generation):
+                        batches = iter(make(parent.warn, *arguments))
+                    if batches is not None:
+                        parent.send("begun", generation)
+        batch, over = None, False
+        with _told(parent, generation):
+            batch = next(batches, None)
+            over = batch is None
+        if batch is None:
+            if over:
+                parent.send("end", generation)
             batches = None
-        except BaseException as error:
-            _tell_error(parent, generation, error)
-            batches = None
-        else:
-            number = free.popleft()
-            parts, size = laid_out(batch)
-            before = len(slots[number]) if number in slots else 0
-            if size > before or not before:
-                slots[number] = _new_slot(parent, number, max(size, int(_GROWTH * before)))
-            for name, place in batch_in(slots[number], parts).items():
-                place.copy_(batch[name])
-            parent.send("batch", generation, number, parts, parent.counts())
+            continue
+        number = free.popleft()
+        parts, size = _laid_out(batch)
+        large = torch.empty(size, dtype=torch.uint8) if size > SLOT else None
+        for name, place in _batch_in(slots[number] if large is None else large, parts).items():
+            place.copy_(batch[name])
+        content = None if large is None else large.numpy()
+        parent.send("batch", generation, number, parts, large is not None, content=content)
 
 
-def _begun(make: Make, parent: _Parent, generation: int, arguments: tuple[Any, ...]) -> Iterator[Batch] | None:
+@contextmanager
+def _told(parent: _Parent, generation: int) -> Iterator[None]:
+    """The parent is told of an error in the block, as a text: not every error can be sent."""
     try:
-        batches = iter(make(parent.warn, *arguments))
+        yield
     except BaseException as error:
-        _tell_error(parent, generation, error)
-        return None
-    parent.send("begun", generation)
-    return batches
-
-
-def _new_slot(parent: _Parent, number: int, size: int) -> Tensor:
-    handle, memory = new_memory(size)
-    try:
-        parent.send("slot", number, len(memory), handle=handle)
-    finally:
-        os.close(handle)
-    return memory
-
-
-def _tell_error(parent: _Parent, generation: int, error: BaseException) -> None:
-    """As a text: not every error can be sent."""
-    expected = isinstance(error, UserError)
-    if not expected:
-        logging.getLogger(__name__).error("making batches failed", exc_info=error)
-    text = str(error) if expected else f"{type(error).__name__}: {error}"
-    parent.send("error", generation, text, expected, parent.counts())
+        expected = isinstance(error, UserError)
+        if not expected:
+            logging.getLogger(__name__).error("making batches failed", exc_info=error)
+        text = str(error) if expected else f"{type(error).__name__}: {error}"
+        parent.send("error", generation, text, expected)

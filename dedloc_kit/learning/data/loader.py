@@ -1,14 +1,14 @@
 """Batches made ahead of their use: by a forked process, through shared memory, or where that cannot be by a thread."""
 
-import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
-from dedloc_kit.learning.data.batch_process import BatchProcess, Make, Warn
-from dedloc_kit.learning.data.slots import Batch, Lent
+from dedloc_kit.learning.data.batch_process import Batch, BatchProcess, Make, Warn
 from dedloc_kit.learning.data.sources.stream import Prefetch
 
 
@@ -23,10 +23,19 @@ class Loader:
         given
     :param warn: gets the warnings of `make`; a `Loss` keeps its `losses`, which go on being counted
     :param fork: none: if this system can
+    :param copy: makes a copy of what comes from the process; none: in pinned memory if a GPU is used
     """
 
-    def __init__(self, make: Make, warn: Warn, ahead: int = 4, fork: bool | None = None) -> None:
-        self._way: _Way = (BatchProcess if (can_fork() if fork is None else fork) else _Threaded)(make, warn, ahead)
+    def __init__(
+        self,
+        make: Make,
+        warn: Warn,
+        ahead: int = 4,
+        fork: bool | None = None,
+        copy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        forks = can_fork() if fork is None else fork
+        self._way = BatchProcess(make, warn, ahead, copy) if forks else _Threaded(make, warn, ahead)
 
     def start(self, *arguments: Any) -> Self:
         """Make the batches of `make(warn, *arguments)` from now on; those that were made before are dropped.
@@ -36,19 +45,12 @@ class Loader:
         self._way.start(arguments)
         return self
 
-    def take(self) -> Lent:
-        """The next batch, without a copy. Raises StopIteration at the end, what `make` raised, or `LoaderDied`."""
-        return self._way.take()
-
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch, in memory of its own; otherwise as `take`."""
-        lent = self.take()
-        batch = self._way.kept(lent.batch)
-        lent.give_back()
-        return batch
+        """The next batch. Raises StopIteration at the end, what `make` raised, or `LoaderDied`."""
+        return self._way.take()
 
     def close(self) -> None:
         """End the making of batches, within seconds; whoever waits for one gets StopIteration."""
@@ -65,17 +67,7 @@ class Loader:
 
 def can_fork() -> bool:
     """Whether a process that is forked now can compute. Of macOS's libraries some fail in a forked process."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create") and not torch.cuda.is_initialized()
-
-
-class _Way(Protocol):
-    def start(self, arguments: tuple[Any, ...]) -> None: ...
-
-    def take(self) -> Lent: ...
-
-    def kept(self, batch: Batch) -> Batch: ...
-
-    def close(self) -> None: ...
+    return sys.platform == "linux" and not torch.cuda.is_initialized()
 
 
 class _Threaded:
@@ -87,12 +79,9 @@ class _Threaded:
         self.close()
         self._batches = Prefetch(self._make(self._warn, *arguments), self._ahead)
 
-    def take(self) -> Lent:
+    def take(self) -> Batch:
         assert self._batches is not None, "call `start` first"
-        return Lent(next(self._batches), lambda: None)
-
-    def kept(self, batch: Batch) -> Batch:
-        return batch
+        return next(self._batches)
 
     def close(self) -> None:
         if self._batches is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.batch_process import LoaderDied
+from dedloc_kit.learning.data.batch_process import SLOT, LoaderDied
 from dedloc_kit.learning.data.loader import Loader, can_fork
 from dedloc_kit.learning.data.sources.losses import Loss, Losses
 from dedloc_kit.learning.data.sources.patience import Warn
@@ -86,19 +86,18 @@ def test_batches_are_those_of_the_iterator_bit_for_bit_and_in_order(fork: bool) 
             next(loader)
 
 
-@both
-def test_a_lent_batch_stays_as_it_is_until_it_is_given_back(fork: bool) -> None:
-    with Loader(lambda _warn: made(), fail, 3, fork) as loader:
-        loader.start()
-        lent = [loader.take() for _ in range(3)]
-        assert all(same(each.batch, other) for each, other in zip(lent, made(), strict=False))
-        lent[1].give_back()
-        lent[1].give_back()
-        fourth = loader.take()
-        for number, each in ((0, lent[0]), (2, lent[2]), (3, fourth)):
-            assert int(each.batch["number"]) == number
-            each.give_back()
-        assert [int(batch["number"]) for batch in loader] == list(range(4, 12))
+def test_a_batch_that_fits_no_slot_comes_too() -> None:
+    large = torch.arange(SLOT // 4 + 1, dtype=torch.int32)
+
+    def mixed(_warn: Warn) -> Iterator[Batch]:
+        for number in range(3):
+            yield {"values": large if number == 1 else large[:10], "number": torch.tensor(number)}
+
+    with Loader(mixed, fail, 2, fork=True) as loader:
+        found = list(loader.start())
+    assert [int(batch["number"]) for batch in found] == [0, 1, 2]
+    assert torch.equal(found[1]["values"], large)
+    assert torch.equal(found[2]["values"], large[:10])
 
 
 @both
@@ -127,10 +126,8 @@ def test_it_begins_anew_where_it_is_told_to(fork: bool) -> None:
         assert [next(loader)["values"].item() for _ in range(4)] == [5, 6, 7, 8]
         loader.start(100, 10)
         assert [next(loader)["values"].item() for _ in range(9)] == list(range(100, 190, 10))
-        lent = loader.take()
         loader.start(0, 1)
         assert [next(loader)["values"].item() for _ in range(9)] == list(range(9))
-        lent.give_back()
 
 
 @both
