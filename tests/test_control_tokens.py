@@ -17,13 +17,13 @@ from dedloc_kit.learning.data.pictures.captioned import CaptionedFile
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
-from dedloc_kit.learning.data.tokenizers.fertility import fertility
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, MASKED
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.evaluate.dataset import Example
 from dedloc_kit.learning.evaluate.problems import Classification, Ner
 from dedloc_kit.learning.evaluate.queries import causal_queries, masked_queries
 from dedloc_kit.learning.models.picture_model.encoding import Encoder
+from dedloc_kit.organizer.fertility import fertility
 from tests.learning.data.texts import BENGALI
 
 SEEN = [*BENGALI, "Rivers [MASK] and seas <|endoftext|> [SEP] <s> </s> <mask>. A bank! <|padding|> [CLS] [PAD] [UNK]"]

@@ -194,8 +194,8 @@ def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) 
 
     Raises UserError if a tokenizer or the text cannot be read.
     """
-    from dedloc_kit.learning.data.tokenizers.fertility import fertility, held_out_texts
     from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
+    from dedloc_kit.organizer.fertility import fertility, held_out_texts
 
     source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
     if source is None or not isinstance(own, str):

@@ -21,9 +21,7 @@ from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import connect
 from dedloc_kit.experts.network import Network
 from dedloc_kit.hub import HubUnavailable, closed
-from dedloc_kit.learning.data.overlap import Fingerprints
 from dedloc_kit.learning.data.sources.patience import Warn
-from dedloc_kit.learning.data.survey import survey
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Undescribed
 from dedloc_kit.learning.task import Batch, Task, create_task, prepared
@@ -45,6 +43,8 @@ from dedloc_kit.learning.train.computing.microbatch import (
 )
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.roles.overlap import Fingerprints
+from dedloc_kit.roles.survey import survey
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import volunteers_read

@@ -14,11 +14,11 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
-from dedloc_kit.learning.data.survey import ROWS
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
 from dedloc_kit.roles.rehearsal import rehearse
+from dedloc_kit.roles.survey import ROWS
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.peer import PeerConfig

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dedloc_kit.learning.data import survey as module
-from dedloc_kit.learning.data.survey import survey
+from dedloc_kit.roles import survey as module
+from dedloc_kit.roles.survey import survey
 from dedloc_kit.run.task import Source
 from tests.learning.data.texts import BENGALI, FAULTS, LONG, ODD, all_that_goes_wrong, lines
 from tests.pictures import draw, encoded, write_pictures

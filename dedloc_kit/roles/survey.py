@@ -3,22 +3,22 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.overlap import Fingerprints
 from dedloc_kit.learning.data.pictures.codes import Captioned
 from dedloc_kit.learning.data.pictures.images import file_of, flaw
-from dedloc_kit.learning.data.sources.charsets import is_garbled
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
 from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
 from dedloc_kit.learning.data.sources.reading import read_shard
 from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_splits, local_folder, strays
 from dedloc_kit.learning.data.sources.splits import canonical, names_split
 from dedloc_kit.learning.data.text.tokens import Document
+from dedloc_kit.roles.overlap import Fingerprints
 from dedloc_kit.run.task import Source
 
 ROWS = 1000
@@ -29,7 +29,48 @@ _LOOKED_AT = 10_000
 """Characters of a document, of which its encoding is told."""
 _SHORT, _LONG = 100, 1_000_000
 """Characters: fewer on average are lines rather than documents, and more whole books."""
+_BEYOND_ASCII = re.compile(r"[^\0-\x7f]{2,}")
+_LETTERS = re.compile(r"[^\W\d_]")
+_LATIN1 = re.compile(r"[\u00c0-\u00ff]")
+_CONTROLS = re.compile(r"[\x80-\x84\x86-\x9f]")
+_READ_AS = ("cp1252", "cp1251")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}")
+
+
+def _is_garbled(text: str) -> bool:
+    """Whether a text was written in one encoding and read in another, as far as can be told."""
+    if text.isascii():
+        return False
+    letters = _LETTERS.findall(text)
+    if _CONTROLS.search(text) or 2 * len(_LATIN1.findall(text)) > len(letters) > 0:
+        return True
+    runs = _BEYOND_ASCII.findall(text)
+    return any(2 * sum(_was_utf8(run, encoding) for run in runs) > len(runs) for encoding in _READ_AS)
+
+
+def _was_utf8(run: str, encoding: str) -> bool:
+    """Whether characters are UTF-8 that was read as if it were in another encoding."""
+    try:
+        return len(b"".join(_bytes_of(run, encoding)).decode()) < len(run)
+    except (UnicodeDecodeError, UnicodeEncodeError):
+        return False
+
+
+def _bytes_of(run: str, encoding: str) -> Iterator[bytes]:
+    for character in run:
+        try:
+            yield character.encode(encoding)
+        except UnicodeEncodeError:  # which no character stands for was read as a control character
+            yield character.encode("latin-1")
+
+
+_ODD: dict[str, Callable[[str], bool]] = {
+    "spell characters as \\u09af; write the texts themselves, not their JSON": lambda text: bool(_ESCAPE.search(text)),
+    "seem to have been read in another encoding than they were written in; look at how they begin, and convert the "
+    "original once more": lambda text: _is_garbled(text[:_LOOKED_AT]),
+    "hold U+FFFD, where a character was lost; convert the original once more": lambda text: "\ufffd" in text,
+}
+"""What is odd about more than a tenth of the texts."""
 
 
 @dataclass
@@ -47,9 +88,7 @@ class Survey:
     """All of the split, each with the column that is read."""
     _read: int = 0
     _characters: int = 0
-    _escaped: int = 0
-    _garbled: int = 0
-    _lost: int = 0
+    _odd: Counter[str] = field(default_factory=Counter)
     _first: list[str] = field(default_factory=list)
 
     def note(self, text: str, fingerprint: int) -> None:
@@ -57,9 +96,7 @@ class Survey:
             self._first.append(" ".join(text[: 2 * SHOWN_CHARACTERS].split())[:SHOWN_CHARACTERS])
         self._read += 1
         self._characters += len(text)
-        self._escaped += bool(_ESCAPE.search(text))
-        self._garbled += is_garbled(text[:_LOOKED_AT])
-        self._lost += "\ufffd" in text
+        self._odd.update(what for what, applies in _ODD.items() if applies(text))
         self.documents.add(fingerprint)
 
     def conclude(self, what: str, looked: int, whole: int, files: int) -> None:
@@ -80,21 +117,9 @@ class Survey:
             )
         if mean > _LONG / 2:
             self.odd.append(f"{what}: {mean:,.0f} characters a document are many; divide them, in .txt by blank lines")
-        if self._escaped > self._read / 10:
-            self.odd.append(
-                f"{what}: {self._escaped} of {self._read} documents spell characters as \\u09af; write the texts "
-                "themselves, not their JSON"
-            )
-        if self._garbled > self._read / 10:
-            self.odd.append(
-                f"{what}: {self._garbled} of {self._read} documents seem to have been read in another encoding than "
-                "they were written in; look at how they begin, and convert the original once more"
-            )
-        if self._lost > self._read / 10:
-            self.odd.append(
-                f"{what}: {self._lost} of {self._read} documents hold U+FFFD, where a character was lost; convert the "
-                "original once more"
-            )
+        for fault in _ODD:
+            if self._odd[fault] > self._read / 10:
+                self.odd.append(f"{what}: {self._odd[fault]} of {self._read} documents {fault}")
 
 
 def survey(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.learning.data.overlap import Fingerprints
+from dedloc_kit.roles.overlap import Fingerprints
 
 TEXT = "The Fox jumps over the ﬁne dog, and then it sleeps."
 
