@@ -38,7 +38,7 @@ from benchmarks.lib.small_parquet import as_parquet
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.sentences import sentences
-from dedloc_kit.learning.data.text.token_shards import write_token_shards
+from dedloc_kit.learning.data.text.token_shards import shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
@@ -214,9 +214,9 @@ def _write_tokens(documents: list[str], folder: Path, language: str) -> None:
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
     (folder / "tokens").mkdir()
     made = DocumentTokenizer(tokenizer, language).documents(documents)
-    written = write_token_shards(made, folder / "tokens", vocabulary_hash(tokenizer), len(tokenizer))
+    written = write_token_shard(made, shard_path(folder / "tokens", 0), vocabulary_hash(tokenizer), len(tokenizer))
     size = sum(file.stat().st_size for file in (folder / "tokens").iterdir())
-    print(f"{written} tokens in {size / 1e6:.1f} MB of shards", file=sys.stderr)
+    print(f"{written.tokens} tokens in {size / 1e6:.1f} MB of shards", file=sys.stderr)
 
 
 def _run(folder: Path, sources: list[Source], options: argparse.Namespace) -> RunConfig:

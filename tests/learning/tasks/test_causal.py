@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
 from dedloc_kit.learning.data.sources.stream import in_order, texts
-from dedloc_kit.learning.data.text.token_shards import write_token_shards
+from dedloc_kit.learning.data.text.token_shards import shard_path, write_token_shard
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.records.evaluation import Continuation
@@ -113,7 +113,7 @@ def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_tex
         shards = tmp_path / source.split
         shards.mkdir()
         documents = of_text.texts.documents(in_order(source, texts, warn=fail))
-        write_token_shards(documents, shards, of_text.vocabulary_hash, len(of_text.tokenizer))
+        write_token_shard(documents, shard_path(shards, 0), of_text.vocabulary_hash, len(of_text.tokenizer))
         sources.append(Source(dataset=str(shards), tokenized=True))
     data = run.data.model_copy(update={"train": (sources[0],), "evaluation": sources[1]})
     task, tokenized = create_task(run), create_task(run.model_copy(update={"data": data}))

@@ -1,22 +1,20 @@
 """Captions and the codes of their pictures as Parquet files: a reader needs no picture model and no Pillow."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow
-from pyarrow import parquet
 from pydantic import Field, model_validator
 
 from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_batches
 from dedloc_kit.learning.data.sources.shards import Shard
-from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, lists
+from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, shard_path, write_lists
 from dedloc_kit.learning.data.text.tokens import Ids, ids_dtype
 from dedloc_kit.run.section import Section
 
@@ -80,34 +78,23 @@ def write_code_shards(
     split: str = "train",
 ) -> int:
     """Write samples to `SPLIT-00000.parquet` and so on in an existing folder; returns how many there are."""
-    code = np.uint8 if pictures.codes <= 256 else np.uint16
-    schema = pyarrow.schema(
-        [
-            (CAPTION, pyarrow.list_(pyarrow.from_numpy_dtype(ids_dtype(vocabulary)))),
-            (CODES, pyarrow.list_(pyarrow.from_numpy_dtype(code))),
-        ],
-        metadata={VOCABULARY: vocabulary_hash, PICTURES: _maker(pictures)},
-    )
-    items = iter(items)
-    some = list(islice(items, _ROWS_AT_ONCE))
+    types = {CAPTION: ids_dtype(vocabulary), CODES: np.uint8 if pictures.codes <= 256 else np.uint16}
+    metadata = {VOCABULARY: vocabulary_hash, PICTURES: _maker(pictures)}
+    items, a_file = iter(items), max(1, _CODES_IN_A_FILE // pictures.length)
+
+    def rows() -> Iterator[Sequence[tuple[Ids, ...]]]:
+        some = islice(items, a_file)
+        while group := [(item.caption, item.codes) for item in islice(some, _ROWS_AT_ONCE)]:
+            yield group
+
     total = 0
     for number in count():
-        if not some:
-            return total
-        written = 0
-        path = folder / f"{split}-{number:05d}.parquet"
         # A dictionary of the codes packs them into as many bits as they have.
-        with parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=True) as writer:
-            while some and written < _CODES_IN_A_FILE:
-                columns = [
-                    lists([item.caption.astype(ids_dtype(vocabulary)) for item in some]),
-                    lists([item.codes.astype(code) for item in some]),
-                ]
-                writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-                written += len(some) * pictures.length
-                total += len(some)
-                some = list(islice(items, _ROWS_AT_ONCE))
-    raise AssertionError("not reached")
+        written = write_lists(rows(), shard_path(folder, number, split), types, metadata, use_dictionary=True)
+        if not written:
+            break
+        total += written
+    return total
 
 
 def read_code_shard(

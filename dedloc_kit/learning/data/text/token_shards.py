@@ -1,8 +1,7 @@
 """Token ids as Parquet files: whoever reads them neither tokenizes nor downloads more than it must."""
 
 import os
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,61 +34,60 @@ class Written(NamedTuple):
     tokens: int
 
 
-def write_token_shards(
-    documents: Iterable[Document], folder: Path, vocabulary_hash: str, vocabulary: int, size: int = FILE_TOKENS
-) -> int:
-    """Write documents to `train-00000.parquet` and so on in an existing folder; returns the number of tokens.
-
-    :param size: tokens; a file that holds so many is closed
-    """
-    documents, total = iter(documents), 0
-    for number in count():
-        path = shard_path(folder, number)
-        written = write_token_shard(_first(documents, size), path, vocabulary_hash, vocabulary)
-        total += written.tokens
-        if not written.documents:
-            break
-    return total
-
-
-def shard_path(folder: Path, number: int) -> Path:
+def shard_path(folder: Path, number: int, split: str = "train") -> Path:
     """Where a dataset's file of this number lies, from 0 on."""
-    return folder / f"train-{number:05d}.parquet"
+    return folder / f"{split}-{number:05d}.parquet"
 
 
 def write_token_shard(documents: Iterable[Document], path: Path, vocabulary_hash: str, vocabulary: int) -> Written:
-    """Write all documents to one file, which appears when it is whole; without any there is none."""
-    schema = pyarrow.schema(
-        [
-            (TOKENS, pyarrow.list_(pyarrow.from_numpy_dtype(ids_dtype(vocabulary)))),
-            (SENTENCES, pyarrow.list_(pyarrow.uint32())),
-        ],
-        metadata={VOCABULARY: vocabulary_hash},
-    )
-    groups = _groups(documents)
+    """Write all documents to one file, as `write_lists`."""
+    types = {TOKENS: ids_dtype(vocabulary), SENTENCES: np.uint32}
+    tokens = 0
+
+    def rows() -> Iterator[Sequence[tuple[Ids, ...]]]:
+        nonlocal tokens
+        for group in _groups(documents):
+            tokens += sum(len(document.ids) for document in group)
+            yield [(document.ids, document.ends) for document in group]
+
+    return Written(write_lists(rows(), path, types, {VOCABULARY: vocabulary_hash}, use_dictionary=False), tokens)
+
+
+def write_lists(
+    groups: Iterator[Sequence[tuple[Ids, ...]]],
+    path: Path,
+    types: Mapping[str, type[np.unsignedinteger[Any]]],
+    metadata: dict[bytes, str],
+    use_dictionary: bool,
+) -> int:
+    """Write rows of lists of numbers to a Parquet file, which appears when it is whole; without any there is none.
+    Returns how many there are.
+
+    :param groups: what stands together in a row group
+    :param types: of the numbers in each column
+    """
+    columns = [(name, pyarrow.list_(pyarrow.from_numpy_dtype(kind))) for name, kind in types.items()]
+    schema, number = pyarrow.schema(columns, metadata=metadata), 0
     group = next(groups, None)
     if group is None:
-        return Written(0, 0)
-    number = total = 0
+        return 0
     temporary = path.with_name(f"{path.name}.partial")
     try:
-        with parquet.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=False) as writer:
+        with parquet.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=use_dictionary) as writer:
             while group:
-                columns = [lists([document.ids for document in group]), lists([document.ends for document in group])]
-                writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-                number, total = number + len(group), total + sum(len(document.ids) for document in group)
+                lists = [
+                    pyarrow.ListArray.from_arrays(
+                        np.cumsum([0, *map(len, column)], dtype=np.int32), np.concatenate(column).astype(kind)
+                    )
+                    for kind, column in zip(types.values(), zip(*group, strict=True), strict=True)
+                ]
+                writer.write_table(pyarrow.Table.from_arrays(lists, schema=schema))
+                number += len(group)
                 group = next(groups, None)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return Written(number, total)
-
-
-def _first(documents: Iterator[Document], tokens: int) -> Iterator[Document]:
-    """Documents until they have so many tokens."""
-    while tokens > 0 and (document := next(documents, None)) is not None:
-        tokens -= len(document.ids)
-        yield document
+    return number
 
 
 def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -149,9 +147,3 @@ def flat(lists: Any, shard: Shard) -> tuple[Ids, Any]:
         raise Unusable(f"{shard.path} has empty values; write it again")
     offsets = lists.offsets.to_numpy().astype(np.int64)
     return lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
-
-
-def lists(arrays: list[Ids]) -> Any:
-    """A column of such lists."""
-    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    return pyarrow.ListArray.from_arrays(offsets, np.concatenate(arrays))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, read_code_shard, write_code_shards
 from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.shards import Shard
-from dedloc_kit.learning.data.text.token_shards import write_token_shards
+from dedloc_kit.learning.data.text.token_shards import shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import Document
 
 VOCABULARY = 700
@@ -80,7 +80,8 @@ def test_a_shard_of_another_picture_model_or_tokenizer_or_of_none_is_refused(tmp
     assert len(read(path, PICTURES.model_copy(update={"model": "you/pictures@abc"}))) == 3
     with pytest.raises(Unusable, match=r"another tokenizer than task\.tokenizer; write it again with"):
         read(path, vocabulary_hash="w")
-    write_token_shards([Document(np.array([1], np.uint16), np.array([1], np.uint32))], tmp_path, "v", VOCABULARY)
+    document = Document(np.array([1], np.uint16), np.array([1], np.uint32))
+    write_token_shard([document], shard_path(tmp_path, 0), "v", VOCABULARY)
     with pytest.raises(Unusable, match="holds no codes of pictures; write them with: dedloc prepare images"):
         read(path)
 

@@ -13,7 +13,7 @@ from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import metadata_of
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text import token_shards
-from dedloc_kit.learning.data.text.token_shards import read_token_shard, write_token_shards
+from dedloc_kit.learning.data.text.token_shards import read_token_shard, shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.run.task import Source
 from tests.flaky_files import far_files
@@ -44,19 +44,19 @@ def same(one: list[Document], other: list[Document]) -> bool:
     )
 
 
-def test_what_is_read_is_what_was_written_over_several_files(tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     documents = list(make(2600))
-    assert write_token_shards(iter(documents), tmp_path, HASH, 1000, 40_000) == sum(len(d.ids) for d in documents)
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == [f"train-{number:05d}.parquet" for number in range(3)]
-    assert same([document for file in files for document in read(file)], documents)
-    assert all(document.ids.dtype == np.uint16 and document.ids.base is None for document in read(files[0]))
+    path = shard_path(tmp_path, 0)
+    assert write_token_shard(iter(documents), path, HASH, 1000) == (2600, sum(len(d.ids) for d in documents))
+    assert [file.name for file in tmp_path.iterdir()] == ["train-00000.parquet"]
+    assert same(read(path), documents)
+    assert all(document.ids.dtype == np.uint16 and document.ids.base is None for document in read(path))
 
 
 def test_a_row_group_has_a_bounded_number_of_tokens(tmp_path: Path) -> None:
     lengths = [2**16, 2**16, 1, 2**16, 2**17 + 5, 7] + [1] * 600
     documents = [Document(np.zeros(n, np.uint16), np.array([n], np.uint32)) for n in lengths]
-    write_token_shards(documents, tmp_path, HASH, 1000)
+    write_token_shard(documents, shard_path(tmp_path, 0), HASH, 1000)
     metadata = parquet.read_metadata(tmp_path / "train-00000.parquet")
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     tokens = [group.column(0).num_values for group in groups]
@@ -71,18 +71,18 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_token_shards(broken(), tmp_path, HASH, 1000)
+        write_token_shard(broken(), shard_path(tmp_path, 0), HASH, 1000)
     assert not list(tmp_path.iterdir())
 
 
 def test_no_documents_make_no_file(tmp_path: Path) -> None:
-    assert write_token_shards(iter([]), tmp_path, HASH, 1000) == 0
+    assert write_token_shard(iter([]), shard_path(tmp_path, 0), HASH, 1000) == (0, 0)
     assert not list(tmp_path.iterdir())
 
 
 def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = list(make(1200))
-    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    write_token_shard(iter(documents), shard_path(tmp_path, 0), HASH, 1000)
     monkeypatch.setattr("dedloc_kit.learning.data.sources.patience.RETRY_PAUSES", (0.01,))
     far, broken = far_files(tmp_path), 0
     for requests in range(30):
@@ -96,7 +96,7 @@ def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytes
 
 def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(tmp_path: Path) -> None:
     documents = list(make(1200))
-    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    write_token_shard(iter(documents), shard_path(tmp_path, 0), HASH, 1000)
     described = parquet.read_metadata(tmp_path / "train-00000.parquet")
     groups = [described.row_group(number) for number in range(described.num_row_groups)]
     bytes_of = [sum(g.column(c).total_compressed_size for c in range(2)) for g in groups]
@@ -111,7 +111,7 @@ def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(tmp_path: Path) 
 
 def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -> None:
     documents = list(make(1200))
-    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    write_token_shard(iter(documents), shard_path(tmp_path, 0), HASH, 1000)
     place = {document.ids.tobytes(): number for number, document in enumerate(documents)}
     source = Source(dataset=str(tmp_path), tokenized=True)
 
@@ -130,7 +130,7 @@ def test_a_pass_begins_at_a_drawn_document_and_holds_each_once(tmp_path: Path) -
 
 
 def test_the_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
-    write_token_shards(make(10), tmp_path, HASH, 1000)
+    write_token_shard(make(10), shard_path(tmp_path, 0), HASH, 1000)
     with pytest.raises(UserError, match=r"train-00000\.parquet was written with another tokenizer"):
         read(tmp_path / "train-00000.parquet", vocabulary_hash="other")
 
