@@ -168,11 +168,7 @@ def prepare_source(
         if progress.documents:
             work.save(name, progress)
     if not progress.documents:
-        if losses.unreadable:
-            raise UserError(f"no file of the dataset {source.dataset} can be read: {losses.reason}")
-        raise UserError(
-            f"the column '{source.column}' of {source.dataset} is empty; set the source's column to another one"
-        )
+        raise losses.nothing(source.column)
     return progress
 
 

@@ -184,11 +184,11 @@ class Blocks:
                 self._losses[source].lose(shard, error, len(found), self._sources[source].column)
                 broken = error
                 if not found and not self._found_in[source] and len(self._losses[source].unreadable) >= HOPELESS:
-                    raise self._nothing(source) from error
+                    raise self._losses[source].nothing(self._sources[source].column) from error
         self._tried[source] += 1
         self._found_in[source] += len(found)
         if not self._found_in[source] and self._tried[source] >= self._layout.stretches(source):
-            raise self._nothing(source) from broken
+            raise self._losses[source].nothing(self._sources[source].column) from broken
         return found, broken
 
     def _raise_if_lost(self, shard: Shard, piece: Piece, number: int) -> None:
@@ -218,12 +218,3 @@ class Blocks:
             raise Unusable(f"{shard.path} has no usable row among {len(bad)}: row {bad[0].number} {bad[0].reason}")
         for row in bad:
             losses.prove(shard, row.number, row.reason)
-
-    def _nothing(self, source: int) -> UserError:
-        """What to say of a source in which there is nothing."""
-        losses, where = self._losses[source], self._sources[source]
-        if losses.unreadable:
-            return UserError(f"no file of the dataset {where.dataset} can be read: {losses.reason}")
-        return UserError(
-            f"the column '{where.column}' of {where.dataset} is empty; set the source's column to another one"
-        )

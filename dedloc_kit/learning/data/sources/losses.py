@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
 from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
 from dedloc_kit.learning.data.sources.shards import Shard
@@ -106,15 +107,17 @@ class Losses:
                 f"left out after {rows} usable rows of column '{column}': {said}"
             )
 
-    @property
-    def reason(self) -> str:
-        """Why nothing can be read, with what to do."""
+    def nothing(self, column: str) -> UserError:
+        """What to say of a source in which there is nothing."""
         if not self.unreadable:
-            return ""
+            return UserError(
+                f"the column '{column}' of {self.dataset} is empty; set the source's column to another one"
+            )
         error = next(iter(self.unreadable.values()))
+        reason = str(error) if isinstance(error, Unusable) else f"{one_line(error)}; replace the files"
         if is_transient(error):
-            return f"{one_line(error)}; check the Internet connection"
-        return str(error) if isinstance(error, Unusable) else f"{one_line(error)}; replace the files"
+            reason = f"{one_line(error)}; check the Internet connection"
+        return UserError(f"no file of the dataset {self.dataset} can be read: {reason}")
 
     def _tell(self, text: str) -> None:
         self.warn(Loss.of(text, self))

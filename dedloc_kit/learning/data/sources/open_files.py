@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 MAX_OPEN = 8
@@ -28,29 +27,26 @@ class Rows(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(eq=False)
 class OpenFiles:
-    """The cache of one reader; not thread-safe."""
+    """The cache of one reader; not thread-safe. What was used last comes last."""
 
-    _rows: list[tuple[Hashable, Rows]] = field(default_factory=list)
-    """Those used last come last."""
-    _metadata: dict[str, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Hashable, int], Rows] = {}
+        self._metadata: dict[str, Any] = {}
 
     def take(self, key: Hashable, at: int) -> Rows | None:
         """A reader of that file that would go on there; it is given back with `put`."""
-        for number, (kept, rows) in enumerate(self._rows):
-            if kept == key and rows.at == at:
-                del self._rows[number]
-                return rows
-        return None
+        return self._rows.pop((key, at), None)
 
     def put(self, key: Hashable, rows: Rows) -> None:
         """Keep a reader for what follows; those that were not used for long are closed."""
-        self._rows.append((key, rows))
+        if (other := self.take(key, rows.at)) is not None:
+            other.close()
+        self._rows[key, rows.at] = rows
         while len(self._rows) > 1 and (
-            len(self._rows) > MAX_OPEN or sum(each.held for _, each in self._rows) > MAX_HELD
+            len(self._rows) > MAX_OPEN or sum(each.held for each in self._rows.values()) > MAX_HELD
         ):
-            self._rows.pop(0)[1].close()
+            self._rows.pop(next(iter(self._rows))).close()
 
     def metadata(self, path: str, make: Callable[[], Value]) -> Value:
         """What a file says of itself; so it is read once."""
@@ -63,7 +59,7 @@ class OpenFiles:
 
     def close(self) -> None:
         """Let go of everything."""
-        for _, rows in self._rows:
+        for rows in self._rows.values():
             with suppress(OSError):
                 rows.close()
         self._rows.clear()
