@@ -3,7 +3,7 @@
 Both begin with decoded pictures and end with normalised tensors of all crops, SwAV's augmentations in between. They
 take turns on one core, and the seconds are the processor's, so that other work on the machine hits none of them.
 
-- *ours*: whole batches in torch (`dedloc_kit.learning.data.pictures.augmentation`);
+- *ours*: whole batches in torch (`dedloc_kit.learning.tasks.features.augmentation`);
 - *Pillow*: what torchvision's transforms do to a Pillow picture, one call after the other: `resize` with a box,
   `transpose`, `ImageEnhance` for brightness, contrast and colour, hue in HSV, `convert("L")`, `GaussianBlur`;
 - *kornia*: the same augmentations of batches from that library, where it is installed.
@@ -25,7 +25,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter
 from torch import Tensor
 
-from dedloc_kit.learning.data.pictures.augmentation import (
+from dedloc_kit.learning.tasks.features.augmentation import (
     BRIGHTNESS,
     CONTRAST,
     FLIP,

@@ -6051,17 +6051,17 @@ MUTATIONS = (
     ),
     Mutation(
         "equal words are on both sides",
-        "learning/data/pictures/captioned.py",
+        "learning/models/picture_model/captioned.py",
         'seed_of("held out", " ".join(caption.casefold().split()))',
         'seed_of("held out", caption)',
-        "tests/learning/data/pictures/test_captioned.py -k equal_words",
+        "tests/learning/models/picture_model/test_captioned.py -k equal_words",
     ),
     Mutation(
         "transparent places have the colours that a file hides in them",
         "learning/data/pictures/images.py",
         'if on_white and colours.mode == "RGBA":',
         'if on_white and colours.mode == "LA":',
-        "tests/learning/data/pictures/test_captioned.py -k all_kinds",
+        "tests/learning/models/picture_model/test_captioned.py -k all_kinds",
     ),
     Mutation(
         "a picture model may be another than the run's file says",

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.learning.data.pictures.captioned import CaptionedFile
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
@@ -22,6 +21,7 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_
 from dedloc_kit.learning.evaluate.dataset import Example
 from dedloc_kit.learning.evaluate.problems import Classification, Ner
 from dedloc_kit.learning.evaluate.queries import causal_queries, masked_queries
+from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile
 from dedloc_kit.learning.models.picture_model.encoding import Encoder
 from dedloc_kit.organizer.fertility import fertility
 from tests.learning.data.texts import BENGALI

@@ -20,7 +20,6 @@ from PIL import Image
 from pyarrow import parquet
 
 from benchmarks.lib.picture_training import Training, architecture_of
-from dedloc_kit.learning.data.pictures.captioned import PictureSource, captioned
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, read_code_shard
 from dedloc_kit.learning.data.pictures.images import each_decoded
 from dedloc_kit.learning.data.sources.shards import find_shards
@@ -29,6 +28,7 @@ from dedloc_kit.learning.data.text.tokens import vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.autoencoder import Autoencoder
+from dedloc_kit.learning.models.picture_model.captioned import PictureSource, captioned
 from dedloc_kit.learning.models.picture_model.encoding import Encoder
 from dedloc_kit.learning.models.picture_model.files import completed, pictures_of
 from dedloc_kit.learning.models.picture_model.loading import save

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.lib.picture_training import Training, architecture_of, train
 from dedloc_kit.learning.data.folder import new_folder
-from dedloc_kit.learning.data.pictures.captioned import captioned
 from dedloc_kit.learning.data.pictures.images import each_decoded
 from dedloc_kit.learning.data.sources.stream import shuffled
+from dedloc_kit.learning.models.picture_model.captioned import captioned
 from dedloc_kit.learning.models.picture_model.files import pictures_of
 from dedloc_kit.learning.models.picture_model.loading import save
 from dedloc_kit.learning.models.picture_model.settings import load_images

@@ -10,12 +10,12 @@ from typing import Literal
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.data.folder import new_folder
-from dedloc_kit.learning.data.pictures.captioned import CaptionedFile, captioned
 from dedloc_kit.learning.data.pictures.codes import PictureCodes, write_code_shards
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.picture_model import load_picture_model
+from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, captioned
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.learning.models.picture_model.settings import Images
 from dedloc_kit.organizer.images_display import EncodingDisplay

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.learning.data.pictures.captioned import PictureSource
+from dedloc_kit.learning.models.picture_model.captioned import PictureSource
 from dedloc_kit.learning.models.picture_model.settings import load_images
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.loading import load_run

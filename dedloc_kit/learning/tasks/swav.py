@@ -22,15 +22,6 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pairs import Arrays
-from dedloc_kit.learning.data.pictures.augmentation import (
-    Crop,
-    Crops,
-    Distortion,
-    as_they_are,
-    draw_crops,
-    make_crops,
-    prepare_crops,
-)
 from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
@@ -40,6 +31,15 @@ from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.resnet import ResNetArchitecture, SwavModel, calibrated
 from dedloc_kit.learning.task import Batch, Example, Feature, Loss, ParamGroup, Task, prepared, rows
 from dedloc_kit.learning.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
+from dedloc_kit.learning.tasks.features.augmentation import (
+    Crop,
+    Crops,
+    Distortion,
+    as_they_are,
+    draw_crops,
+    make_crops,
+    prepare_crops,
+)
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.records.evaluation import Evaluation

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.data.pictures.captioned import CaptionedFile
 from dedloc_kit.learning.data.pictures.codes import Captioned
 from dedloc_kit.learning.data.pictures.images import Pixels
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import ids_dtype
 from dedloc_kit.learning.models.picture_model import PictureModel
+from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile
 
 _AT_ONCE = 64
 _LONGEST_TOKEN = 64

@@ -11,11 +11,11 @@ from PIL import Image
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.pictures.captioned import CaptionedFile, PictureSource, Wanted, captioned
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
 from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order
+from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, PictureSource, Wanted, captioned
 from tests.pictures import draw, encoded
 
 GOOD = encoded(draw(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dedloc_kit.learning.data.pictures.augmentation import (
+from dedloc_kit.learning.tasks.features.augmentation import (
     BRIGHTNESS,
     CONTRAST,
     FLIP,
