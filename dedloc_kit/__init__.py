@@ -27,6 +27,7 @@ def join(
     data: Mapping[str, str | Path] | None = None,
     drive_only: bool = False,
     host_experts: bool = False,
+    compile: bool = False,
     code: str | None = None,
     block: bool | None = None,
     device: str | None = None,
@@ -49,6 +50,8 @@ def join(
     :param drive_only: of a model that is cut into stages hold none, and send batches of data through those of others:
         for a machine with little memory
     :param host_experts: of a model with experts hold some of them for all, too, in up to half of the free memory
+    :param compile: whether to compile the model's layers for the device, which takes a minute or more; they stay as
+        they are if that fails or is not faster
     :param code: what lets you into a run that is not open to all: the personal code that the organizer gave you, or a
         read-only token of the Hub, as the run wants it. Better keep it as the secret `DEDLOC_CODE` on Colab or Kaggle,
         or in the environment; without any the call asks for it
@@ -67,6 +70,7 @@ def join(
         data=data,
         drive_only=drive_only,
         host_experts=host_experts,
+        compile=compile,
         code=code,
         block=block,
     )

@@ -26,11 +26,13 @@ def join(
     block: bool | None = None,
     lends: bool = False,
     gives_state: bool = False,
+    compile: bool = False,
 ) -> Participation | None:
     """See `dedloc_kit.join` and `dedloc_kit.lend`."""
     settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
     chosen = {key: value for key, value in settings.items() if value is not None}
     flags = {"drive_only": drive_only, "hosts_experts": host_experts, "lends": lends, "gives_state": gives_state}
+    flags["compile"] = compile
     copies = {name: Path(path).expanduser().absolute() for name, path in (data or {}).items()}
     given = {**chosen, **flags, "data": copies}
 

@@ -16,6 +16,7 @@ from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.batches import loader_of
 from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
+from dedloc_kit.learning.train.computing.compiling import compiler
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
@@ -37,6 +38,8 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.pipeline.moving import Mover
 
+COMPILED = "compiled"
+"""The folder, in a peer's, of what torch's compiler has made."""
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
@@ -63,6 +66,8 @@ def volunteer(
         lender(invitation, run, peer, emit, stop, stopped)
         return None
     if run.pipeline is not None:
+        if peer.compile:
+            raise UserError("the stages of a model are not compiled; leave --compile out")
         if peer.drive_only and peer.stage is not None:
             raise UserError("who only drives holds no stage; leave --stage or --drive-only out")
         if not peer.drive_only:
@@ -129,6 +134,7 @@ def volunteer(
                 Callbacks(me.optimizer.refresh, me.optimizer.leave_out_replica, line_of),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
                 prepare=me.task.prepare,
+                compile=compiler(peer.folder / COMPILED) if peer.compile else None,
             )
             stack.callback(cards.close)
             recomputer, trial = _recomputing(run, peer, me, cards)
@@ -138,6 +144,8 @@ def volunteer(
                 loading = line.submit(me.optimizer.load)
                 if not size:
                     _try_microbatch(cards, emit)
+                if peer.compile:
+                    _compile(cards, emit)
                 if trial is not None:
                     trial.prepare()
             loading.result()
@@ -221,6 +229,13 @@ def _try_microbatch(cards: Cards, emit: Callable[[AnyEvent], None]) -> None:
     emit(State(text="trying how many samples this machine takes at once"))
     found = cards.find_sizes()
     emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
+
+
+def _compile(cards: Cards, emit: Callable[[AnyEvent], None]) -> None:
+    emit(State(text="compiling the model for this machine; that takes a minute or more"))
+    faster = [f"{times:.2f} times as fast" for times in cards.compile() if times > 1]
+    if faster:
+        emit(State(text=f"the compiled model is {' and '.join(faster)}"))
 
 
 def _train_on(cards: Cards, me: SwarmPeer, mixing: Mixing, emit: Callable[[AnyEvent], None]) -> None:

@@ -31,6 +31,8 @@ class PeerConfig(Section):
     """CPU threads of torch; 0 takes what the machine has."""
     microbatch: Annotated[int, Field(ge=0)] = 0
     """Samples that go through the model at once; 0 tries what suits the device."""
+    compile: bool = False
+    """Whether to compile the model's layers for the device, which is tried first."""
     task_module: str | None = None
     """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
     data: dict[str, Path] = Field(default={})

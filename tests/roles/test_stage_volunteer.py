@@ -253,7 +253,7 @@ def test_three_stages_of_two_peers_take_the_steps_of_one_process(staged: Staged)
     staged.check()
 
 
-def test_driving_only_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
+def test_driving_only_and_compiling_are_refused_where_they_mean_nothing(tmp_path: Path) -> None:
     def join(run: RunConfig, **settings: Any) -> None:
         peer = PeerConfig(folder=tmp_path, drive_only=True, **settings)
         volunteer(invited(run), peer, lambda _: None, threading.Event())
@@ -262,6 +262,8 @@ def test_driving_only_is_refused_where_it_means_nothing(tmp_path: Path) -> None:
         join(staged_run(), stage=1)
     with pytest.raises(UserError, match="not cut into stages; leave --drive-only out"):
         join(tiny_run())
+    with pytest.raises(UserError, match="leave --compile out"):
+        join(staged_run(), compile=True)
 
 
 @pytest.mark.soak

@@ -8,6 +8,7 @@ from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
+from dedloc_kit.roles.volunteer import COMPILED
 from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from tests.batches import batches_from
@@ -64,6 +65,21 @@ def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path:
     counts = [event.samples for event in volunteer.events if isinstance(event, LocalProgress)]
     assert counts[:3] == [8, 16, 24]
     assert not any(isinstance(event, State) and "at once" in event.text for event in volunteer.events)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_volunteer_that_compiles_loses_no_sample_whether_or_not_that_is_faster(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    with Swarm(text_run(tmp_path, "causal", sequence_length=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=2)
+        volunteer = swarm.volunteer("volunteer", microbatch=4, until_step=2, compile=True)
+        end = volunteer.wait_for(Left, deadline=400)
+        steps = [coordinator.wait_for_step(step) for step in (1, 2)]
+    told = [event.text for event in volunteer.events if isinstance(event, State | Warned)]
+    assert any("the compiled model is" in text or ("takes" in text and "times as long" in text) for text in told)
+    assert end.session_samples == sum(step.step.samples for step in steps)
+    assert list((tmp_path / "volunteer" / COMPILED).rglob("*.so"))
 
 
 @pytest.mark.soak

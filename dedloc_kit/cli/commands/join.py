@@ -23,6 +23,11 @@ def add(commands: Commands) -> None:
     parser.add_argument("--team", default="", help="what you give counts for this team too, on the live page")
     add_microbatch(parser)
     parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the model's layers for this device, if that works and is faster; it takes a minute or more",
+    )
+    parser.add_argument(
         "--listed",
         action="store_true",
         help="agree that the public invitation names where this machine is: others can then join through it; only if "
@@ -65,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     settings |= {"listed": options.listed, "checks": options.checks, "stage": options.stage}
     settings |= {"drive_only": options.drive_only, "hosts_experts": options.host_experts, "data": dict(options.data)}
+    settings["compile"] = options.compile
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))

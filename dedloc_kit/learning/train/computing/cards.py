@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.train.computing.card import Batch, Card, Computed, LossFunction, Prepare, Work, samples_in
+from dedloc_kit.learning.train.computing.card import Batch, Computed, LossFunction, Prepare, Work, samples_in
+from dedloc_kit.learning.train.computing.checkpointing import Compile
+from dedloc_kit.learning.train.computing.compiling import CompiledCard
 from dedloc_kit.learning.train.computing.device import describe_device, half_precision, make_current
 from dedloc_kit.learning.train.computing.microbatch import Microbatches, find_microbatch
 from dedloc_kit.learning.train.computing.recomputing import Again, Part, Wanted, recompute
@@ -60,7 +62,7 @@ class _Worker:
     """One card, its thread and its batches."""
 
     def __init__(
-        self, number: int, replica: Replica, stream: Iterator[Batch], make: Callable[[], Card], alone: bool
+        self, number: int, replica: Replica, stream: Iterator[Batch], make: Callable[[], CompiledCard], alone: bool
     ) -> None:
         self.number, self._replica = number, replica
         self.name = f"{describe_device(replica.device)} ({replica.device})"
@@ -82,6 +84,13 @@ class _Worker:
             return found
 
         return self._line.submit(find)
+
+    def compile(self) -> Future[float]:
+        """As `CompiledCard.compile`, with two batches that come again: documents make one of another shape."""
+        some = [next(self._batches), next(self._batches)]
+        for batch in reversed(some):
+            self._batches.put_back(batch, max(map(samples_in, some)))
+        return self._line.submit(self._card.compile, some)
 
     def begin(self) -> "Future[list[Computed] | None]":
         """Submit the next batch; what became of earlier ones, or none if the memory does not hold it."""
@@ -118,6 +127,7 @@ class Cards:
     :param in_step: whether all begin and end together, because what they compute must be of the same parameters;
         otherwise each goes on as soon as it can
     :param half: the type to compute with on a device, or none for float32
+    :param compile: for `compile`, as `compiling.compiler`
     """
 
     def __init__(
@@ -130,13 +140,14 @@ class Cards:
         in_step: bool,
         prepare: Prepare = dict,
         half: Callable[[torch.device], torch.dtype | None] = half_precision,
+        compile: Compile | None = None,
     ) -> None:
         self._caller, self._in_step = caller, in_step
 
-        def card(number: int) -> Card:
+        def card(number: int) -> CompiledCard:
             replica = replicas[number]
-            options: Any = {"prepare": prepare, "work": caller.work, "number": number}
-            return Card(replica, losses[number], half(replica.device), **options)
+            options: Any = {"prepare": prepare, "work": caller.work, "number": number, "compile": compile}
+            return CompiledCard(replica, losses[number], half(replica.device), **options)
 
         self._workers = [
             _Worker(number, replica, stream, partial(card, number), alone=len(replicas) == 1)
@@ -157,6 +168,10 @@ class Cards:
             except (RuntimeError, UserError) as error:
                 self._leave_out(worker, error)
         return found
+
+    def compile(self) -> list[float]:
+        """Let each card compile its model for batches as they come from now on; how many times as fast each is."""
+        return [each.result() for each in [worker.compile() for worker in self._workers]]
 
     def compute(self) -> list[Computed]:
         """Give each card that waits a microbatch. Returns what became of those that have been computed, which may be

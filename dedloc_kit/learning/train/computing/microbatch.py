@@ -48,7 +48,7 @@ def find_microbatch(card: Card, batch: Batch, clock: Clock = time.perf_counter) 
     would be much faster, blocks are checkpointed; raises UserError if one does not fit even so. It waits for the
     device after each pass: a time without that would be the one of launching.
     """
-    with _untouched(card), _memory_margin(card.device):
+    with untouched(card), _memory_margin(card.device):
         trial = partial(_rates, card, batch, clock)
         rates, full = trial(1)
         if not rates:
@@ -120,7 +120,8 @@ def _seconds(card: Card, batch: Batch, clock: Clock) -> float | None:
 
 
 @contextmanager
-def _untouched(card: Card) -> Iterator[None]:
+def untouched(card: Card) -> Iterator[None]:
+    """Try something: buffers and random states are put back afterwards, and gradients cleared."""
     buffers = [(buffer, buffer.clone()) for buffer in card.model.buffers()]
     with torch.random.fork_rng(devices=[card.device] if card.device.type == "cuda" else []):
         yield
