@@ -3688,9 +3688,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the kinds of an optimizer's state are not told apart",
-        "learning/train/state/state.py",
-        "        _check_kind(self._named(), tensors)\n",
-        "",
+        "learning/train/state/checking.py",
+        "    if kept and not wanted:\n",
+        "    if False:\n",
         "tests/learning/train/optim/test_lamb8bit.py -k other_kind",
     ),
     Mutation(
@@ -3954,7 +3954,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a state may hold what is no number",
-        "learning/train/state/state.py",
+        "learning/train/state/checking.py",
         "if not is_finite(other):",
         "if other is None:",
         "tests/learning/train/state/test_state.py",
@@ -4994,15 +4994,15 @@ MUTATIONS = (
     Mutation(
         "a step that leaves no finite parameters ends every worker",
         "learning/train/state/state.py",
-        "tuple(projections.tolist()) if bool(projections.isfinite().all()) else ()",
-        "tuple(projections.tolist())",
+        "tuple(numbers) if all(map(math.isfinite, numbers)) else ()",
+        "tuple(numbers)",
         "tests/learning/train/state/test_state.py -k differ_only_from_finite",
     ),
     Mutation(
         "peers whose parameters are not finite take each other's for ever",
-        "learning/train/state/state.py",
-        "        if not sketch:\n            return False\n",
-        "        if not sketch:\n            return True\n",
+        "learning/train/state/sketch.py",
+        "<= TOLERANCE * max(",
+        "< TOLERANCE * max(",
         "tests/learning/train/state/test_state.py -k differ_only_from_finite",
     ),
     Mutation(
@@ -5786,8 +5786,8 @@ MUTATIONS = (
     Mutation(
         "a decay is ordered anew with every step of it",
         "learning/train/state/state.py",
-        "falling = self.decay or self._begun(decay, receipt.step)",
-        "falling = self._begun(decay, receipt.step) or self.decay",
+        "falling = self.decay or begun(self.run.optimizer, decay, receipt.step)",
+        "falling = begun(self.run.optimizer, decay, receipt.step) or self.decay",
         "tests/learning/train/test_decaying.py -k second_order",
     ),
     Mutation(

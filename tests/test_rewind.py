@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dedloc_kit.events import Left, Peers, StepDone, Warned
 from dedloc_kit.learning.train.state import checkpoint
-from dedloc_kit.learning.train.state.state import RATE, REWOUND
+from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.steering.orders import OrderBook
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.events import Left, State, StepDone
 from dedloc_kit.learning.train.state import checkpoint
-from dedloc_kit.learning.train.state.state import DECAY_START, RATE, REWOUND
+from dedloc_kit.learning.train.state.orders import DECAY_START, RATE, REWOUND
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook

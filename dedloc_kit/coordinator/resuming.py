@@ -8,8 +8,9 @@ from pathlib import Path
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, find
+from dedloc_kit.learning.train.state.orders import NOTHING_ORDERED
 from dedloc_kit.learning.train.state.staged import StagedState
-from dedloc_kit.learning.train.state.state import NOTHING_ORDERED, TrainingState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given

@@ -3,10 +3,9 @@
 A sketch is no proof: who has heard another's can say the same. What a peer answers is compared as well (`checking`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
-from dedloc_kit.learning.train.state.state import SKETCH_TOLERANCE
+from dedloc_kit.learning.train.state.sketch import alike
 
 
 def astray(held: Mapping[str, Sequence[float]], me: str) -> set[str]:
@@ -18,17 +17,10 @@ def astray(held: Mapping[str, Sequence[float]], me: str) -> set[str]:
     """
     groups: list[list[str]] = []
     for peer, sketch in held.items():
-        group = next((group for group in groups if not _differ(held[group[0]], sketch)), None)
+        group = next((group for group in groups if alike(held[group[0]], sketch)), None)
         if group is None:
             groups.append(group := [])
         group.append(peer)
     most = max(map(len, groups), default=0)
     right = [group for group in groups if me in group] or [group for group in groups if len(group) == most]
     return set(held) - {peer for group in right for peer in group}
-
-
-def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
-    """By the norm of the difference, and of the parameters, as estimated."""
-    if len(one) != len(other):
-        return True
-    return not math.dist(one, other) <= SKETCH_TOLERANCE * max(math.hypot(*one), math.hypot(*other)) < math.inf

@@ -9,7 +9,8 @@ import torch
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.learning.train.state import checkpoint
-from dedloc_kit.learning.train.state.state import DECAY_START, DECAY_STEPS, TrainingState
+from dedloc_kit.learning.train.state.orders import DECAY_START, DECAY_STEPS
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.steps import Receipt
 from tests.tiny import TinyTask, tiny_run

@@ -9,8 +9,9 @@ import torch
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state import checkpoint
+from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.learning.train.state.replica import Replica
-from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
 from tests.learning.train.by_hand import give
 from tests.tiny import TinyTask, tiny_run

@@ -18,7 +18,8 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
+from dedloc_kit.learning.train.state.orders import RATE, REWOUND
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo

@@ -8,7 +8,7 @@ import pytest
 
 from dedloc_kit.events import StepDone, Warned
 from dedloc_kit.learning.train.state import checkpoint
-from dedloc_kit.learning.train.state.state import DECAY_START
+from dedloc_kit.learning.train.state.orders import DECAY_START
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order

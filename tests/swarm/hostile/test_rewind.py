@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.learning.train.state.sketch import differ, sketch
-from dedloc_kit.learning.train.state.state import RATE, REWOUND, TrainingState
+from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.identity import Signer

@@ -16,7 +16,7 @@ class AdamW(Eager, torch.optim.AdamW):
     The state exists from the construction on: per parameter `step` (a float32 scalar), `exp_avg` and `exp_avg_sq`, both
     of the parameter's shape. On the CPU the same state and gradients lead to the same bits whatever the number of
     threads, with AVX2 and with AVX-512. A processor without either rounds differently (3e-8 of the parameters' norm
-    after ten steps, far below what `state.SKETCH_TOLERANCE` allows); so it does in torch's other ways to compute the
+    after ten steps, far below what `state.sketch.TOLERANCE` allows); so it does in torch's other ways to compute the
     same, which take six to nine times as long.
     """
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.learning.train.state.orders import begun
 from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
@@ -30,7 +31,7 @@ class NoState(TrainingState):
 
         :param decay: as for `apply`
         """
-        self.decay = self.decay or self._begun(decay, receipt.step)
+        self.decay = self.decay or begun(self.run.optimizer, decay, receipt.step)
         self._count(receipt)
 
     def move(self, position: Position) -> None:

@@ -1,8 +1,8 @@
 """The training state that all peers share."""
 
 import copy
+import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -11,25 +11,30 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import FlatLayout, Room, placed, shared_zeros
-from dedloc_kit.learning.train.optim.layerwise import blockwise_norm
 from dedloc_kit.learning.train.optim.portable import norm
 from dedloc_kit.learning.train.schedule import learning_rate
+from dedloc_kit.learning.train.state.checking import check, in_order
 from dedloc_kit.learning.train.state.checkpoint import is_finite
+from dedloc_kit.learning.train.state.orders import (
+    DECAY_START,
+    DECAY_STEPS,
+    NOTHING_ORDERED,
+    RATE,
+    REWOUND,
+    begun,
+    decay_of,
+)
+from dedloc_kit.learning.train.state.sketch import alike, sketch
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 
 KEPT_ROUNDS = 16
 MAX_RECEIPT_BYTES = 8_000_000
 """Receipts are handed over with the tensors: those of 1700 global steps of five peers, or of 200 of forty."""
 
-SKETCH_BLOCK = 4096
-SKETCH_SIZE = 4
-SKETCH_TOLERANCE = 1e-5
-"""Relative. Peers take bit-identical steps on like machines; a different processor may round differently, which adds
-up to less than this, while a missed or halved step is far more."""
+_SKETCH_NUMBERS = 4
 
 
 class Position(NamedTuple):
@@ -40,16 +45,6 @@ class Position(NamedTuple):
 
 
 START = Position(0, "")
-
-RATE, REWOUND = "rewind.rate", "rewind.step"
-DECAY_START, DECAY_STEPS = "decay.start", "decay.steps"
-NOTHING_ORDERED = {
-    RATE: torch.ones(1, dtype=torch.float64),
-    REWOUND: torch.zeros(1, dtype=torch.int64),
-    DECAY_START: torch.zeros(1, dtype=torch.int64),
-    DECAY_STEPS: torch.zeros(1, dtype=torch.int64),
-}
-"""What the organizer's orders have left in a state, before there were any. Older checkpoints lack some of it."""
 
 
 class Stepping(Protocol):
@@ -157,7 +152,7 @@ class TrainingState:
         :param decay: over so many global steps the organizer lets the rate fall, by the order in this receipt; where it
             falls already this changes nothing
         """
-        falling = self.decay or self._begun(decay, receipt.step)
+        falling = self.decay or begun(self.run.optimizer, decay, receipt.step)
         if self.run.averaging.mode == "global-batch":
             scale = self.run.optimizer.max_gradient_norm / (norm(average.numpy()) + 1e-6)
             if scale < 1.0:
@@ -178,37 +173,20 @@ class TrainingState:
             self._take_sketch()
         self._listener()
 
-    def _begun(self, steps: int, step: int) -> Decay | None:
-        """The decay that begins with a global step; it ends with the run's last one at the latest."""
-        settings = self.run.optimizer
-        steps = min(steps, settings.total_steps - step + 1)
-        return Decay(start=step, steps=steps) if steps > 0 and settings.schedule == "warmup-stable-decay" else None
-
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
-        self.receipts = self._with(receipt)
-
-    def _with(self, receipt: Receipt) -> tuple[Receipt, ...]:
-        """The receipts with one more, without the oldest where that would be too much."""
-        receipts = deque([*self.receipts, receipt])
-        size = sum(map(_size, receipts))
-        while size > MAX_RECEIPT_BYTES:
-            size -= _size(receipts.popleft())
-        return tuple(receipts)
+        self.receipts = _latest(*self.receipts, receipt)
 
     def differs(self, sketch: Sequence[float]) -> bool:
-        """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
-        if len(sketch) != len(self.sketch):
-            return True
-        if not sketch:
-            return False
-        difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
-        return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
+        """Does this sketch belong to other parameters than ours?"""
+        return not alike(self.sketch, sketch)
 
     def _take_sketch(self) -> None:
         """Under the lock: whoever takes over a step takes over its sketch."""
-        self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
+        (numbers,) = sketch([self.flat], f"{self.run_id} sketch".encode(), _SKETCH_NUMBERS)
+        self.sketch = tuple(numbers) if all(map(math.isfinite, numbers)) else ()
+        """Of the parameters; empty if they are not finite: those of a training that has diverged."""
 
     def tensors(self) -> list[Tensor]:
         """The live tensors, in the order in which they are handed over."""
@@ -275,18 +253,11 @@ class TrainingState:
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
-        self.load(self._in_order(tensors), info)
+        self.load(in_order(self._named(), tensors), info)
 
     def check_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Raises ValueError if `load_named` would."""
-        self._check(self._named(), self._in_order(tensors), info)
-
-    def _in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        tensors, names = {**NOTHING_ORDERED, **tensors}, self._named().keys()
-        _check_kind(self._named(), tensors)
-        if names != tensors.keys():
-            raise ValueError("its tensors are not those of the model")
-        return [tensors[name] for name in names]
+        self._check(in_order(self._named(), tensors), info)
 
     def go_back(self, tensors: Mapping[str, Tensor], info: StateInfo, receipt: Receipt, rate: float) -> None:
         """Let a step be one that takes over an earlier state (a checkpoint); errors as `load`.
@@ -297,13 +268,13 @@ class TrainingState:
         before |= {RATE: before[RATE] * rate, REWOUND: torch.tensor([receipt.step])}
         rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
         taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
-        self.load(self._in_order(before), taken_over, self._with(receipt))
+        self.load(in_order(self._named(), before), taken_over, _latest(*self.receipts, receipt))
 
     def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
+        self._check(tensors, info)
         mine = self._named()
-        self._check(mine, tensors, info)
-        decay = _decay_of(dict(zip(mine, tensors, strict=True)))
+        decay = decay_of(dict(zip(mine, tensors, strict=True)))
         with self.lock, torch.no_grad():
             for own, other in zip(mine.values(), tensors, strict=True):
                 own.copy_(other)
@@ -312,56 +283,21 @@ class TrainingState:
             self._take_sketch()
         self._listener()
 
-    def _check(self, mine: Mapping[str, Tensor], tensors: Sequence[Tensor], info: StateInfo) -> None:
+    def _check(self, tensors: Sequence[Tensor], info: StateInfo) -> None:
         if info.run_id != self.run_id:
             raise ValueError(f"the state belongs to the run {info.run_id}")
-        if len(tensors) != len(mine):
-            raise ValueError(f"the state has {len(tensors)} tensors, the model {len(mine)}")
-        for (name, own), other in zip(mine.items(), tensors, strict=True):
-            if own.shape != other.shape or own.dtype != other.dtype:
-                raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
-            if not is_finite(other):
-                raise ValueError(f"'{name}' holds numbers that are not finite")
-        _decay_of(dict(zip(mine, tensors, strict=True)))
+        check(self._named(), tensors)
 
     def _named(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
-        tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
-        tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
-        # Tensors, and one for each, so that witnesses prove them like all others; see `training.sketch`.
-        return tensors | self._ordered
+        own = (*self.model.named_parameters(), *self.model.named_buffers())
+        kept = enumerate(self.optimizer.state_tensors())
+        of_model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in own}
+        return of_model | {f"optimizer.{number}": tensor for number, tensor in kept} | self._ordered
 
 
-def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
-    """Some projections of the parameters on random signs: |difference of sketches| estimates |difference|.
-
-    The signs of a block of values times signs of its own (tug-of-war sketch, Alon, Matias and Szegedy 1996), so that
-    it costs one pass over the parameters. Empty if they are not finite: those of a training that has diverged.
-    """
-    generator = torch.Generator().manual_seed(seed_of(run_id, "sketch"))
-    whole = flat.numel() // SKETCH_BLOCK * SKETCH_BLOCK
-    inner = torch.randint(0, 2, (SKETCH_BLOCK,), generator=generator).float() * 2 - 1
-    rest = flat[whole:] @ inner[: flat.numel() - whole]
-    blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
-    outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
-    projections = outer @ blocks
-    return tuple(projections.tolist()) if bool(projections.isfinite().all()) else ()
-
-
-def _decay_of(tensors: Mapping[str, Tensor]) -> Decay | None:
-    """What a state says of it; raises ValueError if it makes no sense."""
-    start, steps = int(tensors[DECAY_START]), int(tensors[DECAY_STEPS])
-    return Decay.parse({"start": start, "steps": steps}) if start else None
-
-
-def _check_kind(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if one optimizer's state is in 8 bits and the other's is not."""
-    kept, wanted = (any(tensor.dtype == torch.int8 for tensor in tensors.values()) for tensors in (theirs, mine))
-    if kept and not wanted:
-        raise ValueError('its optimizer keeps its state in 8 bits: set optimizer.state = "8bit"')
-    if wanted and not kept:
-        raise ValueError('its optimizer keeps its state in 32 bits: remove optimizer.state = "8bit"')
-
-
-def _size(receipt: Receipt) -> int:
-    return 200 + sum(map(len, receipt.signed))
+def _latest(*receipts: Receipt) -> tuple[Receipt, ...]:
+    """Without the oldest where they would be too much."""
+    kept = list(receipts)
+    while sum(200 + sum(map(len, each.signed)) for each in kept) > MAX_RECEIPT_BYTES:
+        del kept[0]
+    return tuple(kept)
