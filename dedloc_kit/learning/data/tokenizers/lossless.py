@@ -1,19 +1,20 @@
 """Tokenizers that change nothing: cased, no unknown token, and every text comes back from its tokens.
 
 Both cut a text into pieces first, and no token goes beyond one: a word with the space before it, a run of punctuation
-or of white space, a single digit. Pieces are bounded, for some scripts have no spaces.
+or of white space, a single digit. Byte pair encoding cuts as llama.cpp does (`qwen35`).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.tokenizers import qwen35
 from dedloc_kit.learning.data.tokenizers.unigram import reproducible_vocabulary
 
 MAX_LETTERS = 128
+"""Of a piece of Unigram's: some scripts have no spaces."""
 _WORD = r"[\p{L}\p{M}\u200c\u200d]"
 """Marks are half of a word in Bengali or Thai; joiners stand within words."""
 _PIECES = "|".join(
@@ -33,11 +34,9 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def byte_level_bpe(texts: Iterable[str], vocabulary: int, special: Iterable[str]) -> Tokenizer:
-    """Byte pair encoding over bytes (Radford et al. 2019)."""
+    """Byte pair encoding over bytes (Radford et al. 2019), of a form that llama.cpp has too (`known`)."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [_pieces(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = qwen35.byte_level(bounded=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -46,6 +45,7 @@ def byte_level_bpe(texts: Iterable[str], vocabulary: int, special: Iterable[str]
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = qwen35.byte_level()
     return tokenizer
 
 
@@ -60,7 +60,7 @@ def unigram_with_bytes(texts: Iterable[str], vocabulary: int, special: Iterable[
     if vocabulary <= len(special) + len(BYTES):
         raise UserError(f"task.vocabulary must be more than {len(special) + len(BYTES)}: so many are no text, or bytes")
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = _pieces()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     trainer = trainers.UnigramTrainer(vocab_size=vocabulary - len(special) - len(BYTES), show_progress=False)
     tokenizer.train_from_iterator(_covered(texts), trainer)
@@ -71,10 +71,6 @@ def unigram_with_bytes(texts: Iterable[str], vocabulary: int, special: Iterable[
     tokenizer.model = models.Unigram(vocabulary_of, unk_id=len(special), byte_fallback=True)
     tokenizer.add_special_tokens(_added(special))
     return tokenizer
-
-
-def _pieces() -> Any:
-    return pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
 
 
 def _added(special: Iterable[str]) -> list[AddedToken]:

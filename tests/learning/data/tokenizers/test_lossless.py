@@ -1,5 +1,6 @@
 """Tokenizers from whose tokens every text comes back as it was."""
 
+import itertools
 import random
 import subprocess
 import sys
@@ -73,13 +74,22 @@ def test_digits_stand_alone_and_a_word_has_the_space_before_it(tokenizer: Any) -
     assert spans == ["the", " rivers", "'", " ", " sea", "\n\n", " ", "1", "x", " ভালোবাসি"]
 
 
-def test_text_without_spaces_is_cut_into_bounded_pieces_and_comes_back(tokenizer: Any) -> None:
+def test_text_without_spaces_comes_back_and_has_no_endless_tokens(tokenizer: Any) -> None:
     generator = random.Random(0)
     for alphabet in ("กขคงจะาิ", "的一是不了人我在", "?!", " ", "\n", "é"):
         text = "".join(generator.choices(alphabet, k=20_000))
-        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        assert max(b - a for _, (a, b) in pieces) <= MAX_LETTERS + 1
-        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids) == text
+        assert max(len(tokenizer.decode([each])) for each in {*ids}) <= MAX_LETTERS + 1
+
+
+def test_training_on_one_long_line_gives_no_endless_tokens(tmp_path: Path) -> None:
+    for kind, text in itertools.product(
+        get_args(Tokenization)[1:], ("กขคงจะาิ" * 2000, "=" * 20_000, " " * 20_000 + "a")
+    ):
+        train_tokenizer(iter([text] * 3), 600, tmp_path / f"{kind} {len(list(tmp_path.iterdir()))}", kind, CAUSAL)
+    made = [load_tokenizer(str(folder)) for folder in tmp_path.iterdir()]
+    assert max(len(each.decode([number])) for each in made for number in range(2, len(each))) <= MAX_LETTERS + 1
 
 
 def test_each_kind_of_task_has_the_special_tokens_that_it_needs(tokenizer: Any) -> None:
