@@ -184,10 +184,11 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
     return folder
 
 
-def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
-    """The files of a model repository with these patterns, as of this commit, in a folder on this machine.
+def model_files(repository: str, revision: str | None, patterns: list[str]) -> Path:
+    """The files of a model repository with these patterns, as of this revision or the newest one, in a folder on this
+    machine.
 
-    Raises UserError with the fix if the repository or the commit is not there for us, HubUnavailable.
+    Raises UserError with the fix if the repository or the revision is not there for us, HubUnavailable.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -196,7 +197,7 @@ def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
         try:
             return fetched(
                 repository,
-                lambda bar: snapshot_download(repository, revision=commit, allow_patterns=patterns, tqdm_class=bar),
+                lambda bar: snapshot_download(repository, revision=revision, allow_patterns=patterns, tqdm_class=bar),
             )
         except GatedRepoError:
             raise UserError(
@@ -205,7 +206,7 @@ def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
         except RepositoryNotFoundError:
             raise _not_there(repository) from None
         except RevisionNotFoundError:
-            raise UserError(f"{repository} has no commit {commit}; its page lists the commits") from None
+            raise UserError(f"{repository} has no commit {revision}; its page lists the commits") from None
 
 
 def closed(repository: str, revision: str | None, kind: Literal["model", "dataset"]) -> str:

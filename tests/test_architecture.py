@@ -31,6 +31,7 @@ ORDER = (
     {"learning.models"},
     {"learning.tasks", "ledger"},
     {"learning.evaluate", "steering"},
+    {"export"},
     {"access"},
     {"swarm"},
     {"mixing"},

@@ -101,7 +101,7 @@ def describe_folder(folder: Path) -> Manifest:
 
     Raises UserError if there are none, the index is wrong, or a file is damaged.
     """
-    wanted = _shards(folder)
+    wanted = weight_files(folder)
     tensors: dict[str, Any] = {}
     for shard, listed in sorted(wanted.items()):
         with opened(folder / shard) as file:
@@ -154,7 +154,7 @@ def sha256(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.reshape(-1).view(uint8).numpy().data).hexdigest()
 
 
-def _shards(folder: Path) -> dict[str, set[str] | None]:
+def weight_files(folder: Path) -> dict[str, set[str] | None]:
     """The files with a model's weights, each with the tensors that the index says are in it."""
     if (folder / SINGLE).is_file():
         return {SINGLE: None}

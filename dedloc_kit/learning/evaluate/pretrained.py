@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -273,11 +274,11 @@ def _mixed(
 
 def _filled(model: torch.nn.Module, run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
     # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
-    weights = weights or dict(tensors)
+    state = "model." if all(f"model.{name}" in tensors for name, _ in islice(model.named_parameters(), 1)) else ""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name not in weights or weights[name].shape != parameter.shape:
+            given = tensors.get(f"{state}{name}")
+            if given is None or given.shape != parameter.shape:
                 raise UserError(f"{path} has no {name} like the model of {run.run_id}; name a checkpoint of this run")
-            parameter.copy_(weights[name])
+            parameter.copy_(given)
     return model

@@ -17,13 +17,13 @@ from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import STATE_FILE, StateInfo
 
-_INFO_KEY = "dedloc_kit.state_info"
+INFO_KEY = "dedloc_kit.state_info"
 _MARK = "best.json"
 _LOST = "belongs to a training that had diverged: its loss was not finite, or far above that of an untrained model"
 
 Found = tuple[dict[str, Tensor], StateInfo]
 
-_KINDS = {
+KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -49,7 +49,7 @@ def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        _write(temporary / path.name, tensors, {_INFO_KEY: info.model_dump_json()})
+        _write(temporary / path.name, tensors, {INFO_KEY: info.model_dump_json()})
         _sync(temporary / path.name)
         os.replace(temporary / path.name, path)
         _sync(path.parent)
@@ -70,7 +70,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     for name in names:
         tensor, begin = tensors[name], end
         end += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     told = json.dumps(header).encode()
     told += b" " * (-len(told) % 8)
     with path.open("wb") as file:
@@ -88,7 +88,7 @@ def load(path: Path) -> Found:
     path.open("rb").close()  # safetensors reports a file that is missing or forbidden less clearly
     try:
         with safe_open(path, framework="pt") as file:
-            info = StateInfo.parse(json.loads((file.metadata() or {})[_INFO_KEY]))
+            info = StateInfo.parse(json.loads((file.metadata() or {})[INFO_KEY]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
     except KeyError:
         raise ValueError(f"{path} is not a checkpoint of dedloc_kit") from None
@@ -143,7 +143,7 @@ class Checkpoints:
                 shutil.rmtree(leftover)
         except OSError as error:
             raise UserError(f"{folder} cannot be used for checkpoints ({error.strerror}); choose another") from None
-        self.best = self._marked()
+        self.best = best_in(folder)
         self.ruined = Ruined(folder)
         self.protected: int | None = None
 
@@ -211,16 +211,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, if there is one."""
-        return self.folder / f"step-{step:08d}.safetensors"
-
-    def _marked(self) -> Best | None:
-        try:
-            best = Best.parse(json.loads((self.folder / _MARK).read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError):
-            return None  # never written, or damaged: the next evaluation is the best so far
-        except OSError as error:  # not as if there were none: the best checkpoint would be removed as an old one
-            raise UserError(f"{self.folder / _MARK} cannot be read ({error.strerror}); check the disk") from None
-        return best if self.path(best.step).exists() else None
+        return path_of(self.folder, step)
 
     def _mark(self, best: Best | None) -> None:
         mark, temporary = self.folder / _MARK, self.folder / f".{_MARK}.tmp"
@@ -239,6 +230,37 @@ class Checkpoints:
             path.replace(path.with_name(f"{path.name}.{why}"))
         except OSError as error:
             raise UserError(f"{path} is {why} and cannot be renamed ({error.strerror}); remove it") from None
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is in a folder, if there is one."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def best_in(folder: Path) -> Best | None:
+    """Which checkpoint of a folder did best, if that is known and it is still there; UserError if it cannot be read."""
+    try:
+        best = Best.parse(json.loads((folder / _MARK).read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None  # never written, or damaged: the next evaluation is the best so far
+    except OSError as error:  # not as if there were none: the best checkpoint would be removed as an old one
+        raise UserError(f"{folder / _MARK} cannot be read ({error.strerror}); check the disk") from None
+    return best if path_of(folder, best.step).exists() else None
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps whose checkpoints a folder has, newest first; nothing there is changed."""
+    return [step for path in _newest_first(folder) if (step := _step_of(path)) >= 0]
+
+
+def step_to_use(folder: Path) -> int | None:
+    """The step whose model people are to have: the best one, or, where none was measured, the newest.
+
+    None of a training that had diverged; none at all if there is no other. UserError if it cannot be read.
+    """
+    ruined, best = Ruined(folder), best_in(folder)
+    candidates = [*([] if best is None else [best.step]), *steps_in(folder)]
+    return next((step for step in candidates if step not in ruined), None)
 
 
 def _newest_first(folder: Path) -> list[Path]:
