@@ -24,6 +24,7 @@ from dedloc_kit.run.places import ON_HUB, published
 from dedloc_kit.run.section import HUB_REPOSITORY
 
 RUN_FILE = "run.json"
+CARD_FILE = "README.md"
 _MAX_INVITATION_BYTES = 1_000_000
 _LEDGER_TABLE, _MAX_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
 _OF_A_NEW_REPOSITORY = {
@@ -80,16 +81,11 @@ class Repository:
     def metadata(self) -> dict[str, Any]:
         """What the head of the repository's README.md says now; nothing if there is none. HubUnavailable."""
         from huggingface_hub import HfApi
-        from huggingface_hub.repocard import metadata_load
 
         with asking(f"read {self.name}"):
-            if not HfApi().file_exists(self.name, "README.md"):
+            if not HfApi().file_exists(self.name, CARD_FILE):
                 return {}
-            path = _file(self.name, "README.md")
-        try:
-            return metadata_load(path) or {}
-        except Exception:  # YAML has exceptions of its own, and there is nothing to keep
-            return {}
+            return card_metadata(_file(self.name, CARD_FILE))
 
     def push(self, folder: Path, message: str) -> str:
         """Push the folder in one commit, which is there whole or not at all; returns the commit's address.
@@ -101,6 +97,16 @@ class Repository:
         with asking(f"write to {self.name}"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")  # the ledger
             return str(HfApi().upload_folder(repo_id=self.name, folder_path=folder, commit_message=message).commit_url)
+
+
+def card_metadata(card: Path) -> dict[str, Any]:
+    """What the head of a model card says; nothing if there is none."""
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        return metadata_load(card) or {}
+    except Exception:  # YAML has exceptions of its own, and there is nothing to keep
+        return {}
 
 
 def repository_and_revision(name: str) -> tuple[str, str | None] | None:

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from dedloc_kit.blocks.weights.manifest import INDEX, SINGLE, weight_files
 from dedloc_kit.errors import UserError
-from dedloc_kit.export.mapped import Mapped
-from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.export.checkpoint_file import CheckpointFile
+from dedloc_kit.hub import CARD_FILE, HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.train.state.checkpoint import path_of, step_to_use, steps_in
 from dedloc_kit.machine.home import known_copies
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Requirement
 from dedloc_kit.records.record import Record
+from dedloc_kit.records.state import StateInfo
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.places import with_copies
 from dedloc_kit.version import __version__
@@ -31,7 +32,6 @@ MODEL_FOLDER = "model"
 """In a run's folder: its newest best model, for people."""
 EXPORTED_FILE = "exported.json"
 """In a folder that was written here: of what it is."""
-CARD = "README.md"
 MAX_FILE = 2**26
 """Bytes of any file of a model but its weights."""
 ATTEMPTS = 5
@@ -42,10 +42,17 @@ _CHECKPOINTS = "checkpoints"
 class Exported(Record):
     """What a folder that was written here says of itself."""
 
-    run_id: str
-    step: int
+    run_id: str = ""
+    """Of the run whose model it is; empty: of none."""
+    step: int = 0
+    round: str = ""
+    """The all-reduce that led to it: after a rewind there is another model of the same step."""
     files: tuple[str, ...]
     """All that were written."""
+
+    def is_of(self, info: StateInfo) -> bool:
+        """Is it what a checkpoint holds?"""
+        return (self.run_id, self.step, self.round) == (info.run_id, info.step, round_of(info))
 
     @classmethod
     def of(cls, folder: Path) -> "Exported | None":
@@ -64,6 +71,8 @@ class Finished:
     folder: Path
     name: str
     """For people, and for the names of files."""
+    on_hub: bool = False
+    """Whether it was downloaded."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class Trained:
     run: RunConfig
     """It reads this machine's copies of what it names."""
     checkpoint: Path
-    tensors: Mapped
+    tensors: CheckpointFile
 
     @property
     def name(self) -> str:
@@ -91,16 +100,37 @@ class Trained:
         from dedloc_kit.learning.evaluate.pretrained import with_tensors
 
         try:
-            return with_tensors(task, self.run, self.tensors, self.checkpoint).eval()
+            if self.run.experts is not None:
+                return with_tensors(task, self.run, self.tensors, self.checkpoint).eval()
+            if self.run.pipeline is None:
+                return self._filled(task.model(), "model.").eval()
+            stages = [(f"stage{n}.model.", task.stage(n).model()) for n in range(self.run.pipeline.count)]
+            whole: nn.Module = task.whole([self._filled(model, begin) for begin, model in stages])
+            return whole.eval()
         except ValueError as error:
             raise UserError(f"{error}; name another checkpoint of the run") from None
+
+    def _filled(self, model: "nn.Module", begin: str) -> "nn.Module":
+        """:param begin: of the names of its tensors in the checkpoint"""
+        for name, each in (*model.named_parameters(), *model.named_buffers()):
+            if self.tensors.shape(f"{begin}{name}") != tuple(each.shape):
+                raise UserError(
+                    f"{self.checkpoint} has no {name} like the model of {self.run.run_id}; name another checkpoint"
+                )
+            self.tensors.read_into(f"{begin}{name}", each)
+        return model
 
     @property
     def finished(self) -> Path | None:
         """The folder that the run itself has written of this step, if it has."""
         folder = self.folder / MODEL_FOLDER
         written = Exported.of(folder)
-        return folder if written and (written.run_id, written.step) == (self.run.run_id, self.step) else None
+        return folder if written is not None and written.is_of(self.tensors.info) else None
+
+
+def round_of(info: StateInfo) -> str:
+    """The all-reduce that led to a state."""
+    return info.rounds[-1] if info.rounds else ""
 
 
 def find(where: str, step: int | None = None, data: Mapping[str, Path] | None = None) -> Finished | Trained:
@@ -123,12 +153,12 @@ def find(where: str, step: int | None = None, data: Mapping[str, Path] | None = 
             f"{where} does not exist; name a run's folder, a checkpoint in it, a model's folder, or OWNER/NAME of the "
             "Hub"
         )
-    return Finished(_downloaded(*named), named[0].rpartition("/")[2])
+    return Finished(_downloaded(*named), named[0].rpartition("/")[2], on_hub=True)
 
 
 def model_names(folder: Path) -> list[str]:
     """The files of a folder that belong to its model; raises UserError if it has no whole one, or one is too large."""
-    small = [name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, CARD) if (folder / name).is_file()]
+    small = [name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, CARD_FILE) if (folder / name).is_file()]
     for name in small:
         if (folder / name).stat().st_size > MAX_FILE:
             raise UserError(f"{folder / name} is larger than {MAX_FILE} bytes, which no model needs; correct it")
@@ -198,7 +228,7 @@ def _of_step(run: Path, step: int, data: Mapping[str, Path]) -> Trained:
 def _trained(run: Path, checkpoint: Path, data: Mapping[str, Path]) -> Trained:
     """Raises FileNotFoundError if the checkpoint is gone."""
     try:
-        tensors = Mapped(checkpoint)
+        tensors = CheckpointFile(checkpoint)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -240,7 +270,7 @@ def _configuration(folder: Path, data: Mapping[str, Path]) -> RunConfig:
 
 
 def _downloaded(repository: str, revision: str | None) -> Path:
-    files = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *WEIGHTS, CARD]
+    files = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *WEIGHTS, CARD_FILE]
     try:
         return model_files(repository, revision, files)
     except HubUnavailable as error:

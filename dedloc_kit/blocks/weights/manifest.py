@@ -155,7 +155,10 @@ def sha256(tensor: Tensor) -> str:
 
 
 def weight_files(folder: Path) -> dict[str, set[str] | None]:
-    """The files with a model's weights, each with the tensors that the index says are in it."""
+    """The files with a model's weights, each with the tensors that the index says are in it; none: all of them.
+
+    Raises UserError if there are none or the index is wrong.
+    """
     if (folder / SINGLE).is_file():
         return {SINGLE: None}
     if not (folder / INDEX).is_file():

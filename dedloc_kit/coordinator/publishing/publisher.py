@@ -1,30 +1,26 @@
 """The coordinator's pushes to the Hub: in a thread of its own, so that training never waits for them."""
 
-import json
 import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from torch import Tensor
 
-from dedloc_kit.coordinator.publishing.model_card import model_card
-from dedloc_kit.coordinator.publishing.scores import reports
-from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
-from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described
+from dedloc_kit.export.folder import History, Place, write_model
+from dedloc_kit.hub import HubUnavailable, Repository
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import write_copy
-from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
+from dedloc_kit.records.contributors import LEDGER_FOLDER
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE, StateInfo
 from dedloc_kit.run.config import RunConfig
@@ -161,31 +157,9 @@ class Publisher:
         """Write everything that one commit holds."""
         save(folder / STATE_FILE, tensors, info)
         write_copy(self._ledger.path, folder / LEDGER_FOLDER)
-        usage = self._task.export(self._state.model_of(tensors), folder, self._repository.name)
-        every = max(1, self._ledger.last_step() // MAX_POINTS)
-        steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
-        contributors = self._ledger.contributors()
-        card = model_card(
-            self._run,
-            info.step,
-            repository=self._repository.name,
-            usage=usage,
-            steps=steps,
-            evaluations=evaluations,
-            contributors=contributors,
-            samples=self._ledger.samples_total(),
-            metadata=self._repository.metadata(),
-            scores=reports(self._peer.folder),
-        )
-        training = [(step.step, step.loss) for step in steps if step.loss is not None]
-        held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations]
-        for name, text in (
-            ("README.md", card),
-            (CONTRIBUTORS_FILE, json.dumps([asdict(c) for c in contributors], ensure_ascii=False, indent=1)),
-            (CURVE_FILE, curve(training, held_out)),
-            (RUN_FILE, described(self._run)),
-        ):
-            (folder / name).write_text(text, encoding="utf-8")
+        place = Place(self._repository.name, self._repository.name, self._repository.metadata())
+        history = History.of(self._ledger, info.step)
+        write_model(folder, self._state.model_of(tensors), self._task, info.step, history, place, self._peer.folder)
 
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:

@@ -147,4 +147,4 @@ class StagedState:
 
 def _of_stage(tensors: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     begin = f"stage{number}."
-    return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}
+    return {name.removeprefix(begin): tensors[name] for name in tensors if name.startswith(begin)}

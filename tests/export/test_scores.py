@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.coordinator.publishing.scores import reports, table
+from dedloc_kit.export.scores import reports, table
 from dedloc_kit.learning.evaluate.likelihood import evaluate
 from dedloc_kit.learning.evaluate.report import Report, Row
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
-from tests.coordinator.publishing.test_model_card import card
+from tests.export.test_model_card import card
 from tests.learning.evaluate.conftest import threads  # noqa: F401
 from tests.learning.evaluate.language import OTHERS, write_causal
 

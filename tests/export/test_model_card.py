@@ -5,7 +5,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard
 
-from dedloc_kit.coordinator.publishing.model_card import LISTED, model_card
+from dedloc_kit.export.model_card import LISTED, model_card
 from dedloc_kit.learning.task import Usage
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.steps import GlobalStep

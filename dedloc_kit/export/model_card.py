@@ -1,4 +1,4 @@
-"""What a run's Hub repository says of itself: README.md and the picture of its losses.
+"""What a run's model says of itself: README.md and the picture of its losses.
 
 Contributors choose their names themselves: whatever they are, they only ever appear as text.
 """
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dedloc_kit.coordinator.publishing.scores import table
 from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
+from dedloc_kit.export.scores import table
 from dedloc_kit.hub import described
 from dedloc_kit.learning.evaluate.report import Report
 from dedloc_kit.learning.task import Usage
@@ -30,7 +30,7 @@ def model_card(
     run: RunConfig,
     step: int,
     *,
-    repository: str,
+    repository: str | None,
     usage: Usage | None,
     steps: Sequence[GlobalStep],
     evaluations: Sequence[EvaluationPoint],
@@ -42,6 +42,7 @@ def model_card(
     """README.md as Markdown with its YAML head.
 
     :param step: the global step whose state lies beside the card
+    :param repository: of the Hub, that the training state is pushed to beside the card; none: it is not there
     :param samples: that went into it, those too that are to nobody's credit
     :param scores: what `dedloc evaluate` found
     :param metadata: the head so far; what the organizer has put there (a licence, languages) stays
@@ -127,11 +128,17 @@ def _source(source: Source, what: str) -> str:
     return f"- {where}`{public_name(source.dataset)}`: {', '.join(filter(None, details))}"
 
 
-def _training(run: RunConfig, repository: str) -> str:
+def _training(run: RunConfig, repository: str | None) -> str:
+    resuming = (
+        ""
+        if repository is None
+        else (
+            f" `{STATE_FILE}` holds parameters and optimizer; who has the organizer's `run.toml` goes on from here, or "
+            f"from an earlier commit, with\n\n```\ndedloc launch run.toml --resume {repository}\n```"
+        )
+    )
     return (
-        f"The run `{run.run_id}`. `{STATE_FILE}` holds parameters and optimizer; who has the organizer's `run.toml` "
-        f"goes on from here, or from an earlier commit, with\n\n"
-        f"```\ndedloc launch run.toml --resume {repository}\n```\n\n"
+        f"The run `{run.run_id}`.{resuming}\n\n"
         f"<details>\n<summary>The configuration</summary>\n\n"
         f"```json\n{json.dumps(json.loads(described(run))['run'], indent=2, ensure_ascii=False)}\n```\n\n</details>"
     )
