@@ -18,6 +18,7 @@ from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
 from dedloc_kit.coordinator.lasting import LastingRecord, Outage, check_key, despite_a_full_disk
+from dedloc_kit.coordinator.model_folder import ModelFolder
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
@@ -174,6 +175,7 @@ class _Role:
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
+        self._model_folder: ModelFolder | None = None
         self._releasing: Releasing | None = None
         self._uploader: Uploader | None = None
         self._hosting = ExitStack()
@@ -214,9 +216,12 @@ class _Role:
             self._hosts = member, HostNews(member, state)
 
     def publish(self) -> None:
-        """Begin to push to the Hub, and to the run's bucket, if the organizer wants it."""
+        """Begin to keep the model for people, and to push to the Hub, and to the run's bucket, if the organizer wants
+        it."""
+        state, task = self._me.optimizer.state, self._me.task
+        if not why_unwritten(state, task):
+            self._model_folder = ModelFolder(self._peer.folder, state, task, self._ledger, self._emit, self._peer.hub)
         if self._peer.hub is not None:
-            state, task = self._me.optimizer.state, self._me.task
             self._publisher = Publisher(
                 *(self._run, self._peer, state, task, self._ledger, self._emit),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,
@@ -263,6 +268,7 @@ class _Role:
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()
+                self._look_at_best()
                 self._look_for_twin(stop)
                 if self._hosts is not None:
                     self._look_at_hosts(*self._hosts)
@@ -278,6 +284,10 @@ class _Role:
         self._evaluator.finish(wait=True)
         self._evaluator.start()
         self._evaluator.finish(wait=True)
+
+    def _look_at_best(self) -> None:
+        if self._model_folder is not None:
+            self._model_folder.look(self._lasting.checkpoints)
 
     def _look_at_hosts(self, member: ExpertMember, news: HostNews) -> None:
         member.follow()
@@ -379,11 +389,14 @@ class _Role:
         self.record_done()
         self._saving.save()
         self._saving.finish(wait=True)
+        self._look_at_best()
         if self._publisher is not None:
             self._emit(State(text="pushing the last state to the Hub"))
             self._publisher.close()
 
     def close(self) -> None:
+        if self._model_folder is not None:
+            self._model_folder.close()
         if self._uploader is not None:
             self._uploader.close()
         if self._releasing is not None:

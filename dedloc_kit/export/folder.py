@@ -25,6 +25,16 @@ from dedloc_kit.run.config import RunConfig
 LEDGER_FILE = "ledger.sqlite"
 
 
+class NotForPeople(UserError):
+    """The task of a run writes no model that is used without dedloc_kit."""
+
+    def __init__(self, run: RunConfig) -> None:
+        super().__init__(
+            f"the task '{run.task.name}' trains no model that is used without dedloc_kit; use its checkpoints, with "
+            "the task"
+        )
+
+
 @dataclass(frozen=True)
 class History:
     """What led to a model, as its card tells it."""
@@ -99,7 +109,7 @@ def write_trained(folder: Path, source: Trained, place: Place, task_module: str 
     """Write the model of a run's checkpoint into an existing folder.
 
     :param task_module: as for `create_task`
-    Raises UserError if nobody can use such a model without dedloc_kit, or with what is wrong with the run's folder.
+    Raises NotForPeople, or UserError with what is wrong with the run's folder.
     """
     task = create_task(source.run, task_module)
     history = _history(source)

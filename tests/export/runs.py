@@ -1,7 +1,6 @@
 """Folders as a coordinator leaves them, without a coordinator."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,10 +11,11 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import remember_copies
 from dedloc_kit.organizer.launch import write_invitation
-from dedloc_kit.records.steps import GlobalStep, Receipt
+from dedloc_kit.records.steps import Receipt
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.places import local_copies
 from tests.invitations import NOBODY, invited
+from tests.ledgers import a_step, given
 
 
 class LedRun:
@@ -44,9 +44,7 @@ class LedRun:
         step = self.state.step + 1
         average = torch.full((self.state.layout.size,), 0.1)
         self.state.apply(average, Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, signed=()))
-        self.ledger.record_step(
-            GlobalStep(step=step, round=f"{step:04x}", time=0.0, samples=64, loss=2.0, peers=2, seconds=0.1), {}
-        )
+        self.ledger.record_step(a_step(step), {NOBODY.rpartition("/")[2]: given(step, 64, 64 * step)})
         self.checkpoints.save(*self.state.copy())
         if loss is not None:
             self.checkpoints.rate(step, loss)
@@ -55,7 +53,3 @@ class LedRun:
     def weights(self) -> dict[str, torch.Tensor]:
         """Of the model now, by name."""
         return self.state.parameters_copy()
-
-
-def weights_of(model: Any) -> dict[str, torch.Tensor]:
-    return {name: each.detach() for name, each in model.named_parameters()}

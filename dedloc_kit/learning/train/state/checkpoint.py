@@ -209,6 +209,10 @@ class Checkpoints:
         self.ruined.forget_newest()
         return None
 
+    def step_to_use(self) -> int | None:
+        """As the function of this name; nothing but the list of files is read."""
+        return _to_use(self.folder, self.best, self.ruined)
+
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, if there is one."""
         return path_of(self.folder, step)
@@ -258,7 +262,10 @@ def step_to_use(folder: Path) -> int | None:
 
     None of a training that had diverged; none at all if there is no other. UserError if it cannot be read.
     """
-    ruined, best = Ruined(folder), best_in(folder)
+    return _to_use(folder, best_in(folder), Ruined(folder))
+
+
+def _to_use(folder: Path, best: Best | None, ruined: Ruined) -> int | None:
     candidates = [*([] if best is None else [best.step]), *steps_in(folder)]
     return next((step for step in candidates if step not in ruined), None)
 
