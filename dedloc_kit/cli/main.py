@@ -17,6 +17,7 @@ from dedloc_kit.cli.commands import (
     demo,
     doctor,
     evaluate,
+    export,
     invite,
     join,
     launch,
@@ -39,7 +40,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, prepare, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, lend, notebook, serve, api, dashboard, status, doctor, evaluate),
+    *(join, lend, notebook, serve, api, dashboard, status, doctor, evaluate, export),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

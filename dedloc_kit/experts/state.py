@@ -183,9 +183,9 @@ class MixedState(TrainingState):
         connect_alone(model, _frozen(self.run.experts, {name: tensors for name, (tensors, _) in experts.items()}))
         return model, position
 
-    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+    def model_of(self, tensors: Mapping[str, Tensor], begin: str = "") -> torch.nn.Module:
         assert self.run.experts is not None
-        model = super().model_of(tensors)
+        model = super().model_of(tensors, begin)
         connect_alone(model, frozen_of(self.run.experts, tensors))
         return model
 

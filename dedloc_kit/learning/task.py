@@ -190,7 +190,7 @@ class Task(ABC):
         None if that cannot be: then the training state alone is published.
 
         :param model: on the CPU, its parameters not shared with anything
-        :param repository: the Hub repository `OWNER/NAME` that the folder is pushed to
+        :param repository: where users find it: the Hub's `OWNER/NAME`, or a folder such as `./bengali`
         """
         return None
 

@@ -47,16 +47,19 @@ _LIBRARIES = {"own": "pillow", "diffusers": "pillow, diffusers", "janus": "pillo
 _USAGE = """\
 import sys
 
-from huggingface_hub import snapshot_download
-
-names = ["{program}", "{config}", "{weights}", "{tokenizer}", "{picture_config}", "{picture_weights}"]
-folder = snapshot_download("{repository}", allow_patterns=names)
+{folder}
 sys.path.append(folder)  # {program} needs torch, safetensors, tokenizers, {libraries}
 from draw import Drawer
 
 picture = Drawer(folder).draw(["Put a caption here"], seed=0)[0]
 picture.save("drawn.png")
 """
+_HERE = 'folder = "{where}"'
+_ON_HUB = """\
+from huggingface_hub import snapshot_download
+
+names = ["{program}", "{config}", "{weights}", "{tokenizer}", "{picture_config}", "{picture_weights}"]
+folder = snapshot_download("{where}", allow_patterns=names)"""
 
 
 def export(
@@ -81,7 +84,8 @@ def export(
     _write(folder / PROGRAM, program())
     names = {"config": CONFIG, "weights": WEIGHTS, "tokenizer": TOKENIZER, "program": PROGRAM}
     names |= {"picture_config": PICTURE_CONFIG, "picture_weights": PICTURE_WEIGHTS, "libraries": _LIBRARIES[found.kind]}
-    return Usage("pytorch", "text-to-image", _USAGE.format(repository=repository, **names))
+    where = (_HERE if repository.startswith(".") else _ON_HUB).format(where=repository, **names)
+    return Usage("pytorch", "text-to-image", _USAGE.format(folder=where, **names))
 
 
 def program() -> str:

@@ -114,7 +114,7 @@ class StagedState:
 
     def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
         parts = enumerate(self._states)
-        return self._whole([state.model_of(_of_stage(tensors, number)) for number, state in parts])
+        return self._whole([state.model_of(tensors, f"stage{number}.") for number, state in parts])
 
     def parameters_copy(self) -> dict[str, Tensor]:
         with self.lock:
@@ -147,4 +147,4 @@ class StagedState:
 
 def _of_stage(tensors: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     begin = f"stage{number}."
-    return {name.removeprefix(begin): tensors[name] for name in tensors if name.startswith(begin)}
+    return {name.removeprefix(begin): tensor for name, tensor in tensors.items() if name.startswith(begin)}

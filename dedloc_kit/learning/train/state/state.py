@@ -217,11 +217,14 @@ class TrainingState:
         return copy.deepcopy(self.model, own)  # which takes these for its copies
 
     @torch.no_grad()
-    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
-        """A model of its own with the values of a copy, to be used."""
+    def model_of(self, tensors: Mapping[str, Tensor], begin: str = "") -> torch.nn.Module:
+        """A model of its own with the values of a copy, to be used; one after the other is asked for.
+
+        :param begin: of their names, if they are of more than this state
+        """
         model = self.model_copy()  # of any moment: every value is replaced
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.copy_(tensors[f"model.{name}"])
+            tensor.copy_(tensors[f"{begin}model.{name}"])
         return model.eval()
 
     @contextmanager

@@ -1,0 +1,51 @@
+"""`dedloc export`."""
+
+import argparse
+from pathlib import Path
+
+from dedloc_kit.cli.options import Commands, add_data, add_task_module, positive
+from dedloc_kit.display.console import Console
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("export", help="write a trained model as other programs use it")
+    parser.description = (
+        "Write a trained model to a new folder: as transformers loads it, with tokenizer and model card, or as one "
+        "file of GGUF for llama.cpp and ollama. A run's own folder has its newest best model in the first form "
+        "already, in RUN/model. An earlier export is replaced as a whole; anything else is left alone."
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a run's folder (its best checkpoint, or the newest one if none was measured), a checkpoint in it, a "
+        "folder that transformers loads, or OWNER/NAME on the Hub",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    parser.add_argument("--to", choices=["transformers", "gguf"], default="transformers", help="default: transformers")
+    parser.add_argument(
+        "--type",
+        choices=["f16", "f32", "q8_0"],
+        help="how numbers are stored in GGUF: in 16 bits (default), exactly, or in 8.5 bits",
+    )
+    parser.add_argument("--step", type=positive, metavar="N", help="of a run's folder the checkpoint of this step")
+    add_data(parser)
+    add_task_module(parser)
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.errors import UserError
+    from dedloc_kit.export.export import export
+
+    if options.type and options.to != "gguf":
+        raise UserError("--type is for --to gguf; leave it out")
+    text = export(
+        options.source,
+        options.out,
+        options.to,
+        kind=options.type or "f16",
+        step=options.step,
+        data=dict(options.data),
+        task_module=options.task_module,
+    )
+    Console(highlight=False, markup=False, soft_wrap=True).print(text)
