@@ -89,11 +89,17 @@ class TextTask(Task):
         :param tensors: in place of the model's own
         """
         pretrained: Any = model
-        pretrained.save_pretrained(folder, state_dict=tensors)
         tokenizer = deepcopy(self.tokenizer)
-        tokenizer.model_max_length = self.options.sequence_length  # where truncation=True cuts
+        # Where truncation=True cuts: what the model takes, which may be more than it was trained with.
+        longest = getattr(pretrained.config, "max_position_embeddings", None)
+        tokenizer.model_max_length = longest if isinstance(longest, int) else self.options.sequence_length
+        if pretrained.can_generate() and pretrained.generation_config.pad_token_id is None:
+            pretrained.generation_config.pad_token_id = tokenizer.pad_token_id
+        pretrained.save_pretrained(folder, state_dict=tensors)
         if begin is not None:
             token = tokenizer.convert_ids_to_tokens(begin)
+            tokenizer.bos_token = tokenizer.bos_token or token
+            tokenizer.eos_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(pretrained.config.eos_token_id)
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, begin)]
             )
