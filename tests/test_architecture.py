@@ -59,7 +59,7 @@ ROOMS = (
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 INNER = {
     "swarm.averaging": ("streams", "encoding", "matchmaking", "agreement", "reduction", "pledges"),
-    "swarm.serving": ("server", "client", "layers", "credit"),
+    "swarm.serving": ("server", "client", "layers"),
     "blocks": ("weights", "plans", "adapters"),
     "learning.train": ("optim", "state", "computing", "gradients"),
     "learning.data": ("sources", "text", "tokenizers", "pictures"),

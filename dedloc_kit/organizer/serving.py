@@ -110,7 +110,6 @@ class FirstServer:
             port=page.port,
             public=page.url or self._peer.announce_host,
             certificate=page.certificate,
-            folder=self._peer.folder,
         )
         dashboard.start()
         self.dashboard = dashboard

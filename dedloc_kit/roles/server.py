@@ -27,7 +27,6 @@ from dedloc_kit.serving.offer import MAX_VERSIONS, Serving
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.remote.pulse import Pulse
 from dedloc_kit.swarm.serving.beginning import Beginning, begun
-from dedloc_kit.swarm.serving.credit.credit import Credit
 from dedloc_kit.swarm.serving.layers.changing import Change, beside, may_go
 from dedloc_kit.swarm.serving.layers.choosing import Choice
 from dedloc_kit.swarm.serving.layers.disk import Disk
@@ -145,7 +144,6 @@ class _Server:
         self._used: ModelVersion | None = None
         self._older_unused: float | None = None
         self._session = secrets.token_hex(8)
-        self._credit = Credit(swarm, peer.folder, me, self._session, self.says)
         self._state: Literal["joining", "online", "moving", "leaving"] = "joining"
         self._span: LayerRange | None = None
         """What it serves, or is about to."""
@@ -163,12 +161,12 @@ class _Server:
         me, peer = self._me, self._peer
         self._computing = Computing()
         budget, room = Budget(peer.cache_tokens), room_for(peer.cache_tokens, self._config.hidden_size)
-        self._spans = SpanService(me.caller, (), self._computing, budget, room, self._credit.receipts.computed)
+        self._spans = SpanService(me.caller, (), self._computing, budget, room)
         self._disk = Disk(self._versions, peer, me, self._config)
         if served is not None:
             self._disk.begin(self._version, served)
         services = [self._spans, self._spans.push, ContentService(self._disk.find), Pulse()]
-        me.answer([*services, *self._credit.services], forwards=peer.forwarding)
+        me.answer(services, forwards=peer.forwarding)
         try:
             if served is None:
                 self._emit(State(text="asking who serves which layers"))
@@ -224,7 +222,6 @@ class _Server:
         me = self._me
         while not stop.wait(TELL_SECONDS):
             self._tell()
-            self._credit.turn()
             if time.monotonic() >= self._balance_due:
                 self._balance_due = time.monotonic() + BALANCE_SECONDS
                 self._turn()
@@ -236,7 +233,6 @@ class _Server:
         self._state = "leaving"
         self._me.offers.tell()
         self._dismiss()
-        self._credit.leave()
 
     @property
     def _held(self) -> tuple[Held, ...]:
@@ -399,7 +395,7 @@ class _Server:
         seen = tuple(ServerSeen.of(peer, each) for peer, each in others.items())
         own = None if mine is None else ServerSeen.of(self._me.peer, mine)
         everyone = (*seen, *([own] if own else []))
-        refused = dict(self._spans.rejections.all() + self._credit.refused())
+        refused = dict(self._spans.rejections.all())
         version = self._used or self._version
         event = Served(layers=self._layers, mine=own, servers=everyone, refused=refused, version=version.manifest)
         self._emit(event)

@@ -40,7 +40,6 @@ from dedloc_kit.swarm.remote.pulse import round_trip
 from dedloc_kit.swarm.remote.tensors import Form
 from dedloc_kit.swarm.serving.client.checking import Checker
 from dedloc_kit.swarm.serving.client.client import Inputs, RemoteSession, SessionConfig, SessionFailed
-from dedloc_kit.swarm.serving.credit.tally import Tally
 from dedloc_kit.swarm.serving.layers.belongings import Belongings, manifest_of, small_file
 from dedloc_kit.swarm.serving.layers.choosing import servers_of
 from dedloc_kit.swarm.serving.layers.versions import Versions, contents, in_use
@@ -50,8 +49,6 @@ from dedloc_kit.swarm.transfer.store import Store
 LOOK_SECONDS = 20.0
 MEASURE_SECONDS, MEASURED = 30.0, 16
 """How often round trips are measured, and to how many servers."""
-LAST_SECONDS = 5.0
-"""For the last receipts."""
 MAX_LENGTH = 2**17
 """Tokens of a session."""
 
@@ -96,13 +93,12 @@ def user(
             )
         )
         threading.Thread(target=role.listen, args=(stop,), name="requests", daemon=True).start()
-        beside = [me.loop.start(role.measure()), me.loop.start(role.tally.keep_telling(me.caller))]
+        measuring = me.loop.start(role.measure())
         memory = Memory(peer.folder, swarm.run_id, me.peer, me.port)
         while not stop.wait(1.0):
             others = me.offers.others()
             memory.update({p: each.addresses for p, each in others.items() if each.addresses})
-        for each in beside:
-            each.cancel()
+        measuring.cancel()
         role.versions.stop()
         me.loop.run(role.close())
     if given_up:
@@ -131,8 +127,6 @@ class _User:
         self._adapters: dict[str, Adapter] = {}
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
-        self.tally = Tally(swarm.run_id, me.signer, self._session_of)
-        """What is signed for the servers."""
         self._round_trips: dict[str, float] = {}
         self._checker = Checker(
             *(me.caller, me.peer, self._servers, self._form, self._avoided),
@@ -247,7 +241,6 @@ class _User:
                 *(self._me.caller, self._me.peer, partial(self._servers, manifest), self._trips, config),
                 avoided=self._avoided,
                 checker=self._checker,
-                count=self.tally.add,
             )
         return self._sessions[name]
 
@@ -315,10 +308,6 @@ class _User:
         )
         return {"route": hops}, []
 
-    def _session_of(self, server: str) -> str:
-        found = self._me.offers.others().get(server)
-        return found.session if found else ""
-
     def _servers(self, version: str) -> list[Server]:
         return servers_of(self._me.offers.others(), self._me.offers, {version}, ready=True)
 
@@ -356,6 +345,3 @@ class _User:
     async def close(self) -> None:
         await self._checker.close()
         await asyncio.gather(*(session.close() for session in self._sessions.values()))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
-                await self.tally.tell(self._me.caller)

@@ -1,7 +1,7 @@
 """The page of a swarm that serves a model, with JSON for programs and what happens as a stream of events."""
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
@@ -39,14 +39,11 @@ class ServingDashboard(Page):
         port: int = 0,
         public: str | None = None,
         certificate: Certificate | None = None,
-        folder: Path | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """See `Page`.
-
-        :param folder: of whoever began the swarm, with its ledger
-        """
+        """See `Page` and `ServingView`."""
         super().__init__(host, port, public, certificate)
-        self._view = ServingView(serving, folder)
+        self._view = ServingView(serving, clock)
         self._entrance = Entrance(self._view.state)
 
     @property

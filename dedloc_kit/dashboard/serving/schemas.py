@@ -35,6 +35,8 @@ class Server(Answer):
     """Tokens times layers since it came."""
     reachable: bool
     """Others can connect to it; else it makes outgoing connections only."""
+    since: float
+    """When this page first saw it hold these layers, in seconds since 1970."""
 
 
 class Stretch(Answer):
@@ -45,16 +47,6 @@ class Stretch(Answer):
     servers: int
     speed: float
     """Tokens a second that each of these layers passes."""
-
-
-class Credited(Answer):
-    """What all servers of one name in one team have computed for others, signed by those."""
-
-    name: str
-    team: str
-    tokens_layers: int
-    """Tokens times layers."""
-    servers: int
 
 
 class ServedPoint(Answer):
@@ -107,8 +99,6 @@ class ServingState(Answer):
     servers: list[Server]
     """First layers first, no more than 200."""
     server_count: int
-    credited: list[Credited]
-    """Since the swarm began, most first, no more than 50."""
     refused: dict[str, int]
     """Requests that were wrong and were refused by whoever serves this page, by kind."""
     history: list[ServedPoint]

@@ -2,32 +2,33 @@
 
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 from dedloc_kit.dashboard.serving import schemas
 from dedloc_kit.dashboard.serving.tokens import Tokens
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.events import AnyEvent, Failed, Left, Served, ServerSeen, State
-from dedloc_kit.ledger.served import credit
 from dedloc_kit.serving.config import ServingConfig
 from dedloc_kit.serving.coverage import coverage, speed
 
 SILENCE_SECONDS = 60.0
 """A server that says nothing for so long is taken for lost."""
-SHOWN, CREDITED = 200, 50
-"""Servers, and names."""
+SHOWN = 200
+"""Servers."""
 
 
 class ServingView:
     """Takes events from one thread and answers questions from any other.
 
-    :param folder: of whoever began the swarm: what servers have computed for others is in its ledger
+    :param clock: seconds since 1970
     """
 
-    def __init__(self, serving: ServingConfig, folder: Path | None) -> None:
-        self._serving, self._folder = serving, folder
+    def __init__(self, serving: ServingConfig, clock: Callable[[], float] = time.time) -> None:
+        self._serving, self._clock = serving, clock
         self._lock = threading.Lock()
         self._served: Served | None = None
+        self._since: dict[tuple[str, int, int], float] = {}
+        """When each server was first seen with the layers that it holds now, in seconds since 1970."""
         self._tokens = Tokens()
         self._heard = 0.0
         self._gone = False
@@ -40,7 +41,10 @@ class ServingView:
             match event:
                 case Served():
                     self._served, self._gone, self._message = event, False, ""
-                    self._tokens.add(event.servers, time.time())
+                    now = self._clock()
+                    self._tokens.add(event.servers, now)
+                    here = [(each.peer, each.begin, each.end) for each in event.servers]
+                    self._since = {each: self._since.get(each, now) for each in here}
                 case State(text=text):
                     self._message = without_hosts(text)
                 case Failed(text=text):
@@ -50,7 +54,6 @@ class ServingView:
 
     def state(self) -> schemas.ServingState:
         """How the model is served."""
-        credited = self._credited()
         with self._lock:
             served, serving = self._served, self._serving
             layers = served.layers if served is not None else serving.layers
@@ -58,7 +61,7 @@ class ServingView:
             stretches = coverage(layers, servers, serving.manifest)
             history = [
                 schemas.ServedPoint(time=at, tokens=tokens / max(1, layers))
-                for at, tokens in self._tokens.history(time.time())
+                for at, tokens in self._tokens.history(self._clock())
             ]
             bare = sum(len(stretch) for stretch in stretches if stretch.servers == 0)
             return schemas.ServingState(
@@ -85,20 +88,9 @@ class ServingView:
                 tokens_per_second=history[-1].tokens if history else 0.0,
                 servers=[self._row(each) for each in sorted(servers, key=_place)[:SHOWN]],
                 server_count=len(servers),
-                credited=credited,
                 refused=dict(served.refused) if served is not None else {},
                 history=history,
             )
-
-    def _credited(self) -> list[schemas.Credited]:
-        found: dict[tuple[str, str], list[int]] = {}
-        for each in credit(self._folder) if self._folder is not None else ():
-            found.setdefault((each.name, each.team), []).append(each.tokens_layers)
-        rows = [
-            schemas.Credited(name=name, team=team, tokens_layers=sum(given), servers=len(given))
-            for (name, team), given in found.items()
-        ]
-        return sorted(rows, key=lambda row: -row.tokens_layers)[:CREDITED]
 
     def _status(self, bare: int) -> schemas.Status:
         if self._gone or (self._served is not None and time.monotonic() - self._heard > SILENCE_SECONDS):
@@ -112,6 +104,7 @@ class ServingView:
             **server.model_dump(include=schemas.Server.model_fields.keys() & ServerSeen.model_fields.keys()),
             current=server.version == self._serving.manifest,
             reachable=not server.client_mode,
+            since=self._since[server.peer, server.begin, server.end],
         )
 
 

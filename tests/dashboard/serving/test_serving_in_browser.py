@@ -1,12 +1,12 @@
 """The page of a served model in a real browser."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from dedloc_kit.dashboard.serving import view
 from dedloc_kit.dashboard.serving.dashboard import ServingDashboard
 from tests.browser import need_chromium, open_browser, photograph
 from tests.dashboard.served_model import GAP, SERVING, WHOLE
@@ -15,27 +15,13 @@ from tests.invitations import ORGANIZER, invited
 DEADLINE = 20_000
 
 
-class Clock:
-    """The page's clock, which a test may set back."""
-
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def time(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServingDashboard]:
-    clock = Clock(1_760_000_000.0)
-    monkeypatch.setattr(view, "time", clock)
-    opened = ServingDashboard(SERVING)
+def dashboard() -> Iterator[ServingDashboard]:
+    now = [1_760_000_000.0]
+    opened = ServingDashboard(SERVING, clock=lambda: now[0])
     opened.give_out(invited(SERVING, url=opened.url))
     for minute in range(20):  # an hour would look the same
-        clock.now += 60.0
+        now[0] += 60.0
         servers = tuple(each.model_copy(update={"served": each.served + 900 * minute**2}) for each in GAP.servers)
         opened.publish(GAP.model_copy(update={"servers": servers}))
     opened.start()
@@ -80,6 +66,9 @@ def test_the_page_shows_who_serves_what_on_every_screen_and_has_no_barriers(
     expect(page.locator("#alert")).to_contain_text("Nobody serves the layers 22 to 25")
     expect(page.locator("#summary")).to_contain_text("10 servers, 20 sessions")
     expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator("tbody td:nth-child(3)").first).to_have_attribute(
+        "title", re.compile("^with these layers since ")
+    )
     assert page.locator("b, script:not([src]), [onload]").count() == 0, "what servers say is text"
     page.locator(".chart").scroll_into_view_if_needed()
     expect(page.locator(".chart .main-svg").first).to_be_visible()

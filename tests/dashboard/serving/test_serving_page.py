@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,10 @@ from dedloc_kit.client import fetch_invitation
 from dedloc_kit.dashboard.serving import view
 from dedloc_kit.dashboard.serving.dashboard import ServingDashboard
 from dedloc_kit.events import Failed, Left, State
-from dedloc_kit.ledger.served import ServingLedger
 from dedloc_kit.serving.config import serving_of
-from dedloc_kit.serving.offer import Serving
-from dedloc_kit.serving.receipts import Receipt
 from tests.dashboard.served_model import GAP, LAYERS, SERVING, WHOLE, served, server
 from tests.hang import HANG
 from tests.invitations import NOBODY, ORGANIZER, invited
-from tests.serving.test_config import OFFER
 
 
 @pytest.fixture
@@ -51,17 +46,18 @@ def test_the_invitation_is_given_out_once_there_is_one(page: ServingDashboard) -
     assert get(page, "/requirements.txt").text.startswith(f"dedloc_kit @ {page.url}/wheel/")
 
 
-def test_what_servers_have_computed_for_others_adds_up_by_name(tmp_path: Path) -> None:
-    ledger = ServingLedger(tmp_path)
-    for peer, name, given in (("a", "ada", 10), ("b", "bob", 30), ("c", "ada", 25)):
-        offer = Serving.parse({**OFFER, "name": name, "team": "t"})
-        receipt = Receipt(run_id="toy-0", server=peer, server_session="ab", session="cd", tokens_layers=given, time=1.0)
-        ledger.count(peer, offer, "client", receipt, most=1000)
-    ledger.close()
-    state = view.ServingView(SERVING, tmp_path).state()
-    assert [(each.name, each.team, each.tokens_layers, each.servers) for each in state.credited] == [
-        *(("ada", "t", 35, 2), ("bob", "t", 30, 1)),
-    ]
+def test_how_long_each_server_has_held_its_layers_is_told() -> None:
+    now = [1000.0]
+    seen = view.ServingView(SERVING, clock=lambda: now[0])
+    for at, servers in (
+        (1000.0, (server(0, 0, 15), server(1, 15, 30))),
+        (1060.0, (server(0, 0, 15), server(1, 10, 30), server(2, 0, 10))),
+        (1120.0, (server(0, 0, 15), server(1, 10, 30))),
+        (1180.0, (server(0, 0, 15), server(1, 10, 30), server(2, 0, 10))),
+    ):
+        now[0] = at
+        seen.hear(served(*servers))
+    assert {each.peer: each.since for each in seen.state().servers} == {"Qm0": 1000.0, "Qm1": 1060.0, "Qm2": 1180.0}
 
 
 def test_how_it_is_served_is_told_as_the_description_says(page: ServingDashboard) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -36,8 +35,6 @@ class Swarm:
         self.computing = Computing(chunk=8)
         self.services: dict[str, SpanService] = {}
         self.slow: set[str] = set()
-        self.computed, self.counted = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        """Tokens times layers by server and client, as the server counts them and as the client does."""
         self.before_step: Callable[[int], None] = lambda number: None
         self.sessions: list[RemoteSession] = []
         self._loop = asyncio.new_event_loop()
@@ -51,12 +48,8 @@ class Swarm:
         """A server of these layers."""
         endpoint = self.network.endpoint(name)
         held = Held(Span.of(self.whole, begin, end), VERSION)
-
-        def count(client: str, tokens_layers: int) -> None:
-            self.computed[name, client] += tokens_layers
-
         room = room_for(TOKENS, self.whole.config.hidden_size)
-        service = SpanService(endpoint, (held,), computing or self.computing, Budget(TOKENS), room, count)
+        service = SpanService(endpoint, (held,), computing or self.computing, Budget(TOKENS), room)
         self.services[name] = service
 
         async def begin_to_serve() -> None:
@@ -102,11 +95,7 @@ class Swarm:
         endpoint = self.known(me)
         settings = {"length": 64, "form": "float32", **changed}
         config = SessionConfig(VERSION, self.whole.config.num_hidden_layers, self.whole.config.hidden_size, **settings)
-
-        def count(server: str, tokens_layers: int) -> None:
-            self.counted[server, me] += tokens_layers
-
-        session = RemoteSession(endpoint, me, self.servers, dict, config, count=count)
+        session = RemoteSession(endpoint, me, self.servers, dict, config)
         self.sessions.append(session)
         return session
 

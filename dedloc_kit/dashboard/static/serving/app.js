@@ -6,7 +6,6 @@ import { listen } from "../live.js";
 import { addressOf } from "../server.js";
 import { themeButton } from "../theme_button.js";
 import { voice } from "../voice.js";
-import { creditedPanel } from "./credited.js";
 import { figures } from "./figures.js";
 import { layersPanel, range } from "./layers.js";
 import { serversPanel } from "./servers.js";
@@ -20,8 +19,8 @@ const say = voice(byId("summary"));
 const name = build("bdi", { id: "name", text: "A model served by volunteers" });
 const about = build("p", { class: "lede", dir: "auto", hidden: true });
 const how = build("p", { class: "how" });
-const parts = [takePart(), figures(), layersPanel(), serversPanel(), tokensPanel(), creditedPanel(), refusedPanel()];
-const [part, numbers, layers, servers, tokens, credited, refused] = parts.map(({ element }) => element);
+const parts = [takePart(), figures(), layersPanel(), serversPanel(), tokensPanel(), refusedPanel()];
+const [part, numbers, layers, servers, tokens, refused] = parts.map(({ element }) => element);
 let state = null;
 
 byId("view").append(
@@ -32,7 +31,7 @@ byId("view").append(
     numbers,
     layers,
   ),
-  build("div", { class: "page" }, servers, tokens, credited, refused),
+  build("div", { class: "page" }, servers, tokens, refused),
 );
 themeButton(byId("theme"));
 listen(addressOf("api/events"), ["state", "change"], hear, (connected) => showConnection(connected));

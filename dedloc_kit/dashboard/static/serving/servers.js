@@ -1,7 +1,7 @@
 // Who serves now.
 
 import { build, keyed, section, setName, setText } from "../dom.js";
-import { brief, count, large, plural, rate, visibleDevice } from "../format.js";
+import { at, brief, brieflyFor, count, large, plural, rate, visibleDevice } from "../format.js";
 import { nameOf, tally } from "../names.js";
 import { range } from "./layers.js";
 
@@ -9,6 +9,7 @@ const STATES = { joining: "joining", online: "online", moving: "moving", leaving
 const COLUMNS = [
   ["Server", "who"],
   ["Layers", "number"],
+  ["Held for", "number"],
   ["Device", "devices"],
   ["Weights", "form"],
   ["State", "state"],
@@ -60,13 +61,15 @@ function row() {
 }
 
 function fill(element, server, names) {
-  const [who, layers, device, form, state, speed, sessions, room, served, mode] = element.children;
+  const [who, layers, time, device, form, state, speed, sessions, room, served, mode] = element.children;
   const [name, badge, team] = who.children;
   setName(name, nameOf(server, names));
   badge.hidden = server.current;
   setText(team, server.team);
   setText(device, visibleDevice(server.device));
   setText(layers, range(server));
+  setText(time, brieflyFor(Math.max(0, Math.round(Date.now() / 1000 - server.since))));
+  time.title = `with these layers since ${at(server.since)}`;
   setText(form, server.form);
   setText(state, STATES[server.state] ?? "");
   setText(speed, server.decoding ? rate(server.decoding) : "–");

@@ -23,7 +23,7 @@ from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
 from dedloc_kit.swarm.serving.client.checking import Checker, Work
 from dedloc_kit.swarm.serving.client.history import History
-from dedloc_kit.swarm.serving.client.leg import CountWork, Leg, LegFailed, part_of, uncounted
+from dedloc_kit.swarm.serving.client.leg import Leg, LegFailed, part_of
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
 
 FAILURES = 6
@@ -66,7 +66,6 @@ class RemoteSession:
     :param round_trips: seconds between two peers
     :param avoided: servers that have failed, and until when they are not asked; sessions may share it
     :param checker: has some of what servers answer computed again by others
-    :param count: told what each server has computed
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class RemoteSession:
         config: SessionConfig,
         avoided: dict[str, float] | None = None,
         checker: Checker | None = None,
-        count: CountWork = uncounted,
     ) -> None:
         self.config, self._checker = config, checker
         self.recoveries = 0
         """How often a part of the route was replaced."""
-        self._opener, self._me, self._count = opener, me, count
+        self._opener, self._me = opener, me
         self._servers, self._round_trips = servers, round_trips
         self._avoided = {} if avoided is None else avoided
         self._lock = asyncio.Lock()
@@ -267,7 +265,7 @@ class RemoteSession:
                 neighbours=around[begin],
                 adapter="" if adapter is None else adapter.digest,
             )
-            opening.append(asyncio.create_task(Leg.open(self._opener, hop.server, question, adapter, self._count)))
+            opening.append(asyncio.create_task(Leg.open(self._opener, hop.server, question, adapter)))
         try:
             await asyncio.wait(opening)
         finally:

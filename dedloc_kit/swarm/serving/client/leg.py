@@ -1,7 +1,7 @@
 """One server's part of a client's session."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -38,13 +38,6 @@ TAKING = 10.0
 LONGEST_ANSWER = 300.0
 """Seconds, also for one that says all the time that it is still here."""
 
-CountWork = Callable[[str, int], None]
-"""Told which server has computed how many tokens times layers."""
-
-
-def uncounted(server: str, tokens_layers: int) -> None:
-    """What is computed to check others does not count."""
-
 
 class LegFailed(Exception):
     """A server did not answer, or not rightly.
@@ -63,25 +56,23 @@ class Leg:
     :ivar neighbours: what the server was told of them
     """
 
-    def __init__(self, server: str, opened: Open, line: Line, adapter: Adapter | None, count: CountWork) -> None:
+    def __init__(self, server: str, opened: Open, line: Line, adapter: Adapter | None) -> None:
         self.server, self.opened = server, opened
         self.begin, self.end = opened.begin, opened.end
         self.neighbours = opened.neighbours
-        self._line, self._adapter, self._count = line, adapter, count
+        self._line, self._adapter = line, adapter
         self._listening = Listening(line.stream, MIN_PATIENCE, MAX_PATIENCE)
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
-    async def open(
-        cls, opener: Opener, server: str, question: Open, adapter: Adapter | None = None, count: CountWork = uncounted
-    ) -> "Leg":
+    async def open(cls, opener: Opener, server: str, question: Open, adapter: Adapter | None = None) -> "Leg":
         """Raises LegFailed, as all that it does.
 
         :param adapter: what these layers need of it
         """
         with _blaming(server):
             line = await Line.open(opener, server, SpanService, encode(question))
-            leg = cls(server, question, line, adapter, count)
+            leg = cls(server, question, line, adapter)
             try:
                 reply = await leg._listening.heard(receive_reply(leg._line.stream))
                 if isinstance(reply, Wanted) and adapter is not None:
@@ -124,8 +115,6 @@ class Leg:
                         case Done(number=given, pushed=pushed) if given == number:
                             if shape is not None and output is None:
                                 raise ValueError("it has done a step without an output")
-                            if shape is not None:
-                                self._count(self.server, shape[0] * shape[1] * (self.end - self.begin))
                             return output, pushed
                         case Done(number=given) if given in self._shapes:
                             pass

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from torch import Tensor
@@ -103,7 +103,6 @@ class SpanService(Service):
     """Computes layers for clients. `push` is to be registered as well.
 
     :param room: for what calls bring and are answered with, by the client whose session they are for
-    :param count: told for which client how much was computed
     :ivar held: what new sessions get, the newest version first; those that have begun stay with theirs
     :ivar sessions: by client and session
     :ivar rejections: what was refused, by kind
@@ -118,7 +117,6 @@ class SpanService(Service):
         computing: Computing,
         budget: Budget,
         room: ByteBudget,
-        count: Callable[[str, int], None] = lambda client, tokens_layers: None,
     ) -> None:
         self.held = held
         self.budget = budget
@@ -128,7 +126,7 @@ class SpanService(Service):
         self.rejections = Rejections()
         self.served = 0
         """Tokens times layers."""
-        self._opener, self._room, self._count = opener, room, count
+        self._opener, self._room = opener, room
         self._computing = computing
         self._backward = asyncio.Lock()  # one at a time: what goes into layers is kept meanwhile
 
@@ -268,7 +266,7 @@ class SpanService(Service):
         priority = Priority.TOKEN if step.rows * step.tokens <= FEW_TOKENS else Priority.PROMPT
         given = session.past, session.span, step, hidden, session.opened.form
         output = await chunks.forward(self._computing, priority, *given)
-        self._served(session, step)
+        self._count(session, step)
         return output
 
     async def _without_past(self, session: Session, asked: Pass | Backward) -> None:
@@ -280,7 +278,7 @@ class SpanService(Service):
             gradient = await self._came(session, asked, session.stream) if isinstance(asked, Backward) else None
             async with session.lock:
                 output, of_adapter = await alive_until(session.stream, self._training(session, asked, hidden, gradient))
-                self._served(session, asked)
+                self._count(session, asked)
                 await session.stream.send(encode(Output(number=0)))
                 await send_tensor(session.stream, output, form=session.opened.form)
                 await session.stream.send(encode(Done(number=0)))
@@ -298,10 +296,8 @@ class SpanService(Service):
         async with self._backward:
             return await chunks.backward(self._computing, span, session.adapter, asked, hidden, gradient, form)
 
-    def _served(self, session: Session, call: Call) -> None:
-        tokens_layers = call.rows * call.tokens * session.span.config.num_hidden_layers
-        self.served += tokens_layers
-        self._count(session.peer, tokens_layers)
+    def _count(self, session: Session, call: Call) -> None:
+        self.served += call.rows * call.tokens * session.span.config.num_hidden_layers
 
     async def _redirect(self, session: Session, neighbours: Neighbours) -> None:
         if neighbours.next_session != session.neighbours.next_session:
