@@ -108,7 +108,9 @@ def test_a_notebook_and_a_terminal_lend_in_the_same_way(monkeypatch: pytest.Monk
         begun.append({"where": where, **settings})
         return SimpleNamespace(snapshot=lambda: SimpleNamespace(problem=None))
 
-    def take_part(_where: str, _sessions: object, start: Callable[[str], object], *_: object, **__: object) -> None:
+    def take_part(
+        _where: str, _arguments: object, _sessions: object, start: Callable[[str], object], *_: object, **__: object
+    ) -> None:
         start("")
 
     monkeypatch.setattr("dedloc_kit.notebook.join.Session", session)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.aligned import AlignedLayout
 from dedloc_kit.learning.train.copies import Copies, Readout
+from dedloc_kit.learning.types import Loss
 
 _TAIL = 1
 """Values behind a sum: the sum of the losses."""

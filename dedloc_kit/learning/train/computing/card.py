@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
 from dedloc_kit.learning.train.computing.device import free_cached, out_of_memory
 from dedloc_kit.learning.train.computing.loss_scale import LossScale, loss_scaled
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.learning.train.gradient_sum import Added, Snapshot
+from dedloc_kit.learning.types import Loss
 
 Batch = dict[str, Tensor]
 

@@ -24,6 +24,7 @@ from dedloc_kit.learning.train.gradient_sum import Snapshot
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
+from dedloc_kit.learning.types import Loss
 from tests.learning.every_task import run_of, write_data
 from tests.learning.train.computing.test_card import CPU, batch, loss, model
 from tests.tiny import tiny_run
@@ -170,8 +171,9 @@ def packed(lengths: tuple[int, ...]) -> Batch:
     return {"hidden": values, "bounds": document_bounds(positions)}
 
 
-def packed_loss(model: nn.Module, batch: Batch, step: int) -> Tensor:
-    return functional.mse_loss(model(batch["hidden"], batch["bounds"]), batch["hidden"].roll(1, 1))
+def packed_loss(model: nn.Module, batch: Batch, step: int) -> Loss:
+    hidden = batch["hidden"]
+    return Loss.of(functional.mse_loss(model(hidden, batch["bounds"]), hidden.roll(1, 1)), len(hidden))
 
 
 def test_layers_and_documents_do_not_compile_anew_in_training() -> None:
