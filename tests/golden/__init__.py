@@ -174,7 +174,7 @@ def _answer(url: str, path: str) -> Any:
 
 
 def _settled(value: Any, url: str) -> Any:
-    """Without what is another each time: the time of now, peers, this kit's version, and the page's address."""
+    """Without what is another each time: the time of now, peers, this kit's build, and the page's address."""
     match value:
         case dict():
             return {name: _settled(each, url) for name, each in value.items()}
@@ -187,5 +187,6 @@ def _settled(value: Any, url: str) -> Any:
         case str() if re.fullmatch(PEER_ID, value):
             return "PEER"
         case str():
-            return re.sub(re.escape(url), "URL", value).replace(__version__, "VERSION")
+            value = re.sub(r"\+h[0-9a-f]+|(?<=#sha256=)[0-9a-f]+", "", value)
+            return value.replace(url, "URL").replace(__version__, "VERSION")
     return value
