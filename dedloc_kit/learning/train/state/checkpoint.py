@@ -4,12 +4,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
@@ -22,19 +21,6 @@ _MARK = "best.json"
 _LOST = "belongs to a training that had diverged: its loss was not finite, or far above that of an untrained model"
 
 Found = tuple[dict[str, Tensor], StateInfo]
-
-KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 _log = logging.getLogger(__name__)
 
@@ -49,34 +35,18 @@ def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        _write(temporary / path.name, tensors, {INFO_KEY: info.model_dump_json()})
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, temporary / path.name, {INFO_KEY: info.model_dump_json()})
+        os.chmod(temporary / path.name, temporary.stat().st_mode & 0o666)  # it keeps everyone else out
         _sync(temporary / path.name)
         os.replace(temporary / path.name, path)
         _sync(path.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path} cannot be written ({error}); make room on the disk or choose a folder that you may write to"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """As `safetensors.torch.save_file`, which makes a copy of everything in memory first."""
-    # The widest first, so that all are aligned.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in names:
-        tensor, begin = tensors[name], end
-        end += tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    told = json.dumps(header).encode()
-    told += b" " * (-len(told) % 8)
-    with path.open("wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
-        for name in names:
-            file.write(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def load(path: Path) -> Found:
