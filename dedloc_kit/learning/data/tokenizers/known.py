@@ -20,7 +20,7 @@ def llama_cpp_name(tokenizer: dict[str, Any]) -> str | None:
     """Return the name (`tokenizer.ggml.pre`) under which llama.cpp makes the same tokens, None if it has no such form.
 
     Ours are the same for every text. Those of published models are what llama.cpp's own files of them are: it knows no
-    character later than Unicode 15.1, and composes none, as Qwen's tokenizers do first (NFC).
+    character later than Unicode 15.1, and composes none, as Qwen's tokenizers do first (NFC). `'ſ` is no `'s` for it.
 
     :param tokenizer: a tokenizer.json; whatever it holds, this raises nothing
     """

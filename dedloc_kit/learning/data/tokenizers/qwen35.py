@@ -22,21 +22,22 @@ _UNICODE_16 = (
     *((0x13460, 0x143FA), (0x16100, 0x16139), (0x16D40, 0x16D79), (0x18CFF, 0x18CFF), (0x1CCF0, 0x1CCF9)),
     (0x1E5D0, 0x1E5FA),
 )
-"""First and last of the letters, marks and digits that Unicode 15.1 has not: for llama.cpp they are punctuation."""
-_NEW = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNICODE_16)
+NEW = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNICODE_16)
+"""The letters, marks and digits that Unicode 15.1 has not, within the brackets of a pattern: for llama.cpp they are
+punctuation."""
 
 
 def _pattern(word: str, run: str, newlines: str) -> str:
     """The alternatives in their order, with how often a character of each may come."""
     # Twice a negation, since not every engine knows an intersection: letters and marks, without the new ones.
-    letter = rf"[^\p{{N}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{_NEW}]"
-    digit = rf"[^\p{{L}}\p{{M}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{_NEW}]"
+    letter = rf"[^\p{{N}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{NEW}]"
+    digit = rf"[^\p{{L}}\p{{M}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{NEW}]"
     return "|".join(
         [
             r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-            rf"(?:[^\r\n\p{{L}}\p{{N}}]|[{_NEW}])?{letter}{word}",
+            rf"(?:[^\r\n\p{{L}}\p{{N}}]|[{NEW}])?{letter}{word}",
             digit,
-            rf" ?(?:[^\s\p{{L}}\p{{M}}\p{{N}}]|[{_NEW}]){run}[\r\n]{newlines}",
+            rf" ?(?:[^\s\p{{L}}\p{{M}}\p{{N}}]|[{NEW}]){run}[\r\n]{newlines}",
             rf"\s{newlines}[\r\n]{run}",
             rf"\s{run}(?!\S)",  # of several spaces the last one belongs to the word behind them
             rf"\s{run}",
