@@ -114,14 +114,7 @@ def write_trained(folder: Path, source: Trained, place: Place, task_module: str 
     task = create_task(source.run, task_module)
     history = _history(source)
     if not write_model(folder, source.model(task), task, source.step, history, place, source.folder):
-        raise UserError(why_not_written(source.run))
-
-
-def why_not_written(run: RunConfig) -> str:
-    """Of a run whose task writes nothing for people."""
-    return (
-        f"the task '{run.task.name}' trains no model that is used without dedloc_kit; its checkpoints are all there is"
-    )
+        raise NotForPeople(source.run)
 
 
 @contextmanager

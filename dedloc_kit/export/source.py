@@ -172,7 +172,7 @@ def model_names(folder: Path) -> list[str]:
 
 def _local(path: Path, step: int | None, data: Mapping[str, Path]) -> Finished | Trained:
     if path.is_file():
-        run = next((each for each in path.parents[:2] if _is_run(each)), None)
+        run = next((each for each in path.parents[:2] if is_run(each)), None)
         if path.suffix != ".safetensors" or run is None:
             raise UserError(
                 f"{path} is no checkpoint in a run's folder; name one (RUN/{_CHECKPOINTS}/step-00000042.safetensors), "
@@ -182,7 +182,7 @@ def _local(path: Path, step: int | None, data: Mapping[str, Path]) -> Finished |
             raise UserError(f"--step is for the folder of a run, and {path} is a file; leave it out")
         return _trained(run, path, data)
     for run in (path, path / "coordinator", path.parent):
-        if _is_run(run) and (run != path.parent or path.name == _CHECKPOINTS):
+        if is_run(run) and (run != path.parent or path.name == _CHECKPOINTS):
             return _best(run, data) if step is None else _of_step(run, step, data)
     if (path / CONFIG).is_file():
         if step is not None:
@@ -201,7 +201,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Is it the folder of a run that is, or was, led from here?"""
     return (folder / INVITATION_FILE).is_file() and (folder / _CHECKPOINTS).is_dir()
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from transformers import pipeline
 
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
 from tests.commands import Running, assert_refused, dedloc, running
@@ -39,9 +40,14 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
     assert "after step 0 it writes: " in trained.stdout
     assert "after step 15 it writes: " in trained.stdout
 
+    exported = dedloc("export", run, tmp_path / "out", folder=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    for folder in (tmp_path / "out", run / "coordinator" / "model"):
+        write = pipeline("text-generation", model=str(folder))
+        assert write("def add(", max_new_tokens=8)[0]["generated_text"].startswith("def add(")
+
     page = ("--dashboard-host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
-    copies = ("--data", f"tokenizer-smoke={given / 'tokenizer-smoke'}")
-    with serving(tmp_path, run / "coordinator", "--span", "0:1", *page, *copies) as first:
+    with serving(tmp_path, run / "coordinator", "--span", "0:1", *page) as first:
         first.wait_for("to serve:", DEADLINE)
         invitation = tmp_path / "runs" / "serve-mine" / "invitation.json"
         layers = json.loads(invitation.read_text())["run"]["config"]["num_hidden_layers"]

@@ -7,27 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from dedloc_kit.coordinator.model_folder import ModelFolder
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.export.source import Exported, find
-from dedloc_kit.learning.task import Task, Usage
+from dedloc_kit.learning.task import Task
 from tests.export.runs import LedRun
+from tests.export.written import Written
 from tests.swarm.harness import wait_until
 from tests.tiny import TinyTask, tiny_run
-
-
-class Written(TinyTask):
-    """Its model is one file of plain numbers."""
-
-    fails: Exception | None = None
-
-    def export(self, model: torch.nn.Module, folder: Path, repository: str) -> Usage:
-        if self.fails is not None:
-            raise self.fails
-        (folder / "weights.json").write_text(json.dumps([p.sum().item() for p in model.parameters()]))
-        return Usage("numbers", "guessing", f"load({repository!r})")
 
 
 class Kept:

@@ -1,7 +1,6 @@
 """What a swarm begins with that serves a model: which model that is, and the configuration that follows."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,14 +8,11 @@ from pydantic import Field
 
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.evaluate.pretrained import with_tensors
-from dedloc_kit.learning.task import create_task
-from dedloc_kit.learning.train.state.checkpoint import find
-from dedloc_kit.machine.home import known_copies
+from dedloc_kit.export.folder import Place, write_trained
+from dedloc_kit.export.placing import placed
+from dedloc_kit.export.source import Exported, Trained, find, is_run
 from dedloc_kit.machine.private import make_private
-from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import Record
-from dedloc_kit.run.places import with_copies
 from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig, ServingConfig, parse_serving
 
@@ -42,22 +38,14 @@ def begun(job: Beginning, peer: ServerConfig) -> tuple[ServingConfig, ServedMode
 
 
 def _model_of(where: str, peer: ServerConfig) -> str:
-    """Of a run's folder the model in its newest checkpoint, which is written into this peer's folder; else as it is."""
-    folder = Path(where)
-    if not ((folder / INVITATION_FILE).is_file() and (folder / "checkpoints").is_dir()):
+    """Of a run's folder the model in its best checkpoint, which is written into this peer's folder; else as it is."""
+    if not is_run(Path(where)) or not isinstance(source := find(where, data=peer.data), Trained):
         return where
-    invitation = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8"))
-    run = invitation.run_config()
-    run = with_copies(run, known_copies(run.run_id, invitation.organizer) | peer.data)
-    tensors, info = find(folder)
-    model = peer.folder / f"model-{run.run_id}-{info.step}"
-    if not model.is_dir():
-        task = create_task(run, peer.task_module)
-        unfinished = model.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if task.export(with_tensors(task, run, tensors, folder), unfinished, run.name) is None:
-            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
-        unfinished.rename(model)
+    model = peer.folder / f"model-{source.run.run_id}-{source.step}"
+    written = Exported.of(model)
+    if written is None or not written.is_of(source.tensors.info):
+        with placed(model, source.tensors.info) as folder:
+            write_trained(folder, source, Place(source.name), peer.task_module)
     return str(model)
 
 
