@@ -165,7 +165,7 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"the tokenizer {name} does not exist; {hint}")
     try:
         tokenizer = load_pretrained(AutoTokenizer, folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a damaged file transformers raises anything
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the tokenizer {name} cannot be loaded ({said[0][:200]}); {hint}") from None
     if not tokenizer.is_fast:
