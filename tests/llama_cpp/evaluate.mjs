@@ -8,7 +8,7 @@ import {getLlama, LlamaLogLevel} from "node-llama-cpp";
 
 const job = JSON.parse(await text(process.stdin));
 const llama = await getLlama({
-    gpu: false, build: "never", skipDownload: true, progressLogs: false, maxThreads: 2,
+    gpu: false, build: "never", skipDownload: true, progressLogs: false, maxThreads: 1,
     logLevel: LlamaLogLevel.warn, logger: (level, message) => process.stderr.write(`${level}: ${message}\n`)
 });
 const model = await llama.loadModel({modelPath: job.model, gpuLayers: 0, vocabOnly: job.vocabulary_only ?? false});
@@ -20,7 +20,7 @@ async function emptySequence() {
     if (sequence === null) {
         const context = await model.createContext({
             contextSize: job.context, batchSize: job.context, flashAttention: false, swaFullCache: true,
-            experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32", threads: 2
+            experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32", threads: 1
         });
         sequence = context.getSequence();
     }
@@ -76,7 +76,7 @@ const answers = {
 
     /** The embedding of each list of token ids or text, as the file says how to pool. */
     embed: async ({inputs}) => {
-        const context = await model.createEmbeddingContext({contextSize: job.context, batchSize: job.context, threads: 2});
+        const context = await model.createEmbeddingContext({contextSize: job.context, batchSize: job.context, threads: 1});
         const found = [];
         for (const each of inputs)
             found.push((await context.getEmbeddingFor(each)).vector);
