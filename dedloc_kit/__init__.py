@@ -97,22 +97,23 @@ def lend(
 
 
 def chat(
-    invitation: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
+    where: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
 ) -> Conversation | None:
-    """Talk with a model that its community serves. Its servers see what is typed.
+    """Talk with a model on this machine, or with one that its community serves, whose servers see what is typed.
 
     In Jupyter the cell returns, and the panel takes messages. On Colab, whose buttons are dead while something else
-    goes on, and in a script or terminal the call asks for one message after the other; an interrupt, such as the
-    cell's stop button, stops an answer, and an empty line ends the chat.
+    goes on, the cell asks for one message after the other: its stop button stops an answer, an empty line ends the
+    chat. In a script or terminal it is what `dedloc chat` is.
 
-    :param invitation: a page's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
-    :param code: what lets you in if the model is not open to all; as for `join`
-    :param folder: keeps your identity and the parts of the model that this machine needs; by default in your home
+    :param where: a folder that transformers loads, a run's folder (its best checkpoint), a model `OWNER/NAME` on the
+        Hub, or an invitation: a page's URL (`http://...`), a repository on the Hub without a model, or a file
+    :param code: what lets you in if a served model is not open to all; as for `join`
+    :param folder: keeps your identity and the parts of a served model that this machine needs; by default in your home
     :param length: tokens that the model sees at once
     """
     from dedloc_kit.notebook.chat import chat
 
-    return chat(invitation, code=code, folder=folder, length=length)
+    return chat(where, code=code, folder=folder, length=length)
 
 
 def serve(

@@ -1,80 +1,126 @@
-"""The text of a chat, in one session with a model's servers: it grows with each turn, and only new tokens travel."""
+"""The text of a chat, in one session with a model: it grows with each turn, and only new tokens are computed."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import StoppingCriteriaList
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.prompts import PromptTokenizer
-from dedloc_kit.inference.turns import Turn
+from dedloc_kit.inference.turns import Turn, heard, messages_of
 
 UNFINISHED = "\ufffd"
 """Stands for bytes that are no character yet."""
 CONTEXT = 8
 """Tokens of the prompt by which is seen whether an answer begins with a space."""
+CONTINUES = "the model has no chat template, so it continues the text that you type instead of answering it"
+
+
+class Session(Protocol):
+    """What a model remembers of one text."""
+
+    cache: Any
+    """What `generate` of transformers goes on from; None for a model that remembers nothing."""
+
+    @property
+    def tokens(self) -> int:
+        """How many it remembers."""
+
+    def keep(self, tokens: int) -> None:
+        """Forget at least what follows the first so many tokens."""
+
+    def route(self) -> Sequence[tuple[str, str, int, int]]:
+        """Who else computes: peer, name and layers; empty for a model on this machine."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A causal language model of transformers to chat with, wherever it is.
+
+    :ivar tokenizer: a fast one of transformers
+    :ivar begin: a session for so many tokens
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    begin: Callable[[int], Session]
+    close: Callable[[], None] = lambda: None
 
 
 class Answering:
     """Writes answers, one after the other, in one thread."""
 
-    def __init__(self, model: Any, tokenizer: Any, length: int, most: int) -> None:
-        """
+    def __init__(self, model: ChatModel, length: int, most: int) -> None:
+        """Raises UserError if the model's chat template does not work.
+
         :param length: tokens of a session
         :param most: tokens of an answer, at most half of those
         """
-        self._model, self._tokenizer, self._prompts = model, tokenizer, PromptTokenizer(tokenizer)
-        self._length = min(length, getattr(model.config, "max_position_embeddings", None) or length)
+        self._begin, self._model, self._tokenizer = model.begin, model.model, model.tokenizer
+        self._prompts = PromptTokenizer(self._tokenizer)
+        self._length = min(length, getattr(self._model.config, "max_position_embeddings", None) or length)
         self._most = min(most, self._length // 2)
-        settings = model.generation_config.eos_token_id
+        settings = self._model.generation_config.eos_token_id
         known = settings if isinstance(settings, list) else [settings]
-        self._ends = sorted({token for token in (*known, tokenizer.eos_token_id) if token is not None})
+        self._ends = sorted({token for token in (*known, self._tokenizer.eos_token_id) if token is not None})
         self._first = 0
-        self._session = ExitStack()
-        self._past: Any = None
+        self._session: Session | None = None
         self._text: list[int] = []
+        self.remark = "" if self._tokenizer.chat_template else CONTINUES
+        """How the model answers, if not as a model for chats does."""
+        self._tokens([Turn("hello")], "")
 
     @property
     def forgotten(self) -> int:
         """How many of the first turns the model no longer sees."""
         return self._first
 
-    def route(self) -> list[tuple[str, str, int, int]]:
-        """Who answers: peer, name and layers; empty outside a session."""
-        return self._past.through.route() if self._past is not None else []
+    def route(self) -> Sequence[tuple[str, str, int, int]]:
+        """Who else answers: peer, name and layers; empty outside a session."""
+        return self._session.route() if self._session is not None else []
 
     def close(self) -> None:
         """End the session, if there is one."""
-        self._past, self._text = None, []
-        self._session.close()
+        session, self._session, self._text = self._session, None, []
+        if session is not None:
+            session.close()
 
-    def write(self, turns: Sequence[Turn], stop: threading.Event, told: Callable[[Turn], None]) -> Turn:
+    def write(self, turns: Sequence[Turn], system: str, stop: threading.Event, told: Callable[[Turn], None]) -> Turn:
         """Answer the last of the turns; `told` of the answer as it grows, `stop` ends it after the next token.
 
         Raises UserError and NoRoute; then the next answer begins a new session.
+
+        :param system: what the model is told before the first turn
         """
-        prompt = self._prompt(turns)
+        prompt = self._prompt(turns, system)
         try:
-            self._follow(prompt)
+            session = self._follow(prompt)
             growing = _Growing(self._tokenizer, prompt, turns[-1], told)
-            ids = torch.tensor([prompt])
+            ids = torch.tensor([prompt], device=self._model.device)
             settings = {"eos_token_id": self._ends, "pad_token_id": self._ends[0]} if self._ends else {}
             output = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=self._most,
+                past_key_values=session.cache,
                 streamer=growing,
-                stopping_criteria=StoppingCriteriaList([lambda ids, _: torch.full((len(ids),), stop.is_set())]),
+                stopping_criteria=StoppingCriteriaList(
+                    [lambda ids, _: torch.full((len(ids),), stop.is_set(), device=ids.device)]
+                ),
                 **settings,
             )
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise UserError("the GPU's memory does not suffice for this text; try /new, or --device cpu") from None
             raise
         self._text = output[0].tolist()
         written = self._text[len(prompt) :]
@@ -82,38 +128,52 @@ class Answering:
             return growing.turn()
         return growing.turn("stopped" if stop.is_set() else f"cut off after {len(written):,} tokens")
 
-    def _prompt(self, turns: Sequence[Turn]) -> list[int]:
+    def _prompt(self, turns: Sequence[Turn], system: str) -> list[int]:
         """The tokens of all turns that fit, so that an answer fits behind them.
 
         What is left out makes room for some more turns: else each of them would let the text begin anew.
         """
         room = self._length - self._most
-        prompt = self._tokens(turns[self._first :])
+        self._first = min(self._first, len(turns) - 1)  # of a new conversation nothing is forgotten
+        if system and self.remark:
+            raise UserError("a model without a chat template takes no system text; take it back with /system alone")
+        prompt = self._tokens(turns[self._first :], system)
+        if system and prompt == self._tokens(turns[self._first :], ""):
+            raise UserError(
+                "the chat template of this model leaves out the system text; take it back with /system alone"
+            )
         if len(prompt) > room:
             while len(prompt) > room // 2 and self._first < len(turns) - 1:
                 self._first += 1
-                prompt = self._tokens(turns[self._first :])
+                prompt = self._tokens(turns[self._first :], system)
         if len(prompt) > room:
             raise UserError(f"that message has {len(prompt):,} tokens and {room:,} fit; say it in fewer words")
         return prompt
 
-    def _tokens(self, turns: Sequence[Turn]) -> list[int]:
-        heard = [*(turn for turn in turns[:-1] if turn.answer), turns[-1]]
-        if getattr(self._tokenizer, "chat_template", None):
-            said = [[("user", turn.asked), ("assistant", turn.answer)] for turn in heard]
-            messages = [{"role": role, "content": text} for turn in said for role, text in turn][:-1]
-            return self._prompts.chat(messages)
-        return self._prompts.text("\n".join(turn.asked + turn.answer for turn in heard))
+    def _tokens(self, turns: Sequence[Turn], system: str) -> list[int]:
+        if self.remark:
+            return self._prompts.text("\n".join(turn.asked + turn.answer for turn in heard(turns)))
+        try:
+            return self._prompts.chat(messages_of(turns, system))
+        except UserError:
+            raise
+        except Exception as error:  # a template raises whatever it likes
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(
+                f"the chat template of this model does not take the conversation ({said}); try /new, or /system alone, "
+                "or mend its chat_template.jinja"
+            ) from None
 
-    def _follow(self, prompt: list[int]) -> None:
-        """Let the session remember that with which the prompt begins, and nothing else."""
-        if self._past is None:
-            self._past = self._session.enter_context(self._model.session(self._length))
-        held = self._past.get_seq_length()
+    def _follow(self, prompt: list[int]) -> Session:
+        """A session that remembers that with which the prompt begins, and nothing else."""
+        if self._session is None:
+            self._session = self._begin(self._length)
+        held = self._session.tokens
         pairs = zip(self._text[:held], prompt[:-1], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if same < held:  # its own words are not always cut into the tokens that it chose
-            self._past.crop(same - held)
+            self._session.keep(same)
+        return self._session
 
 
 class _Growing:

@@ -1,78 +1,78 @@
-"""A chat with a served model: a thread of its own connects and answers, and whoever shows it looks at snapshots."""
+"""A chat with a model: a thread of its own loads it and answers, and whoever shows that looks at snapshots."""
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+from transformers.utils import logging as logging_of_transformers
 
 from dedloc_kit.blocks.ends import USUAL_LENGTH
 from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
-from dedloc_kit.inference.answering import Answering
-from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
+from dedloc_kit.inference.answering import Answering, ChatModel
+from dedloc_kit.inference.kinds import Kind
+from dedloc_kit.inference.local_chat import local
 from dedloc_kit.inference.network import Lost
-from dedloc_kit.inference.turns import Answerer, ChatSnapshot, Turn
+from dedloc_kit.inference.served_chat import served
+from dedloc_kit.inference.turns import READY, WARNING, Answerer, ChatSnapshot, Told, Turn, messages_of
 
 MOST = 512
 """Tokens of an answer."""
 ROUTE_SECONDS = 1.0
 """How often it is asked who answers, meanwhile."""
 
-Load = Callable[[Callable[[str], None]], tuple[Any, Any]]
-"""Connects, and tells meanwhile what goes on: the model and its tokenizer."""
+Load = Callable[[Told], ChatModel]
+"""Loads the model, or connects to it, and tells meanwhile what goes on. Raises UserError."""
 
 _log = logging.getLogger(__name__)
 
 
 def chat_with(
-    where: str, *, folder: str | Path | None = None, code: str = "", length: int = USUAL_LENGTH, most: int = MOST
+    where: str,
+    kind: Kind,
+    *,
+    folder: str | Path | None = None,
+    code: str = "",
+    length: int = USUAL_LENGTH,
+    most: int = MOST,
+    **local_settings: Any,
 ) -> "Chat":
-    """A chat with the model of an invitation; returns at once, while it connects.
+    """A chat with a model; returns at once, while it is loaded.
 
-    :param folder: keeps this user's identity and what was fetched
-    :param code: what lets this user into a swarm that is not open to all
+    :param kind: what is there, as `kinds.kind_of` says
+    :param folder: of a served model: keeps this user's identity and what was fetched
+    :param code: of a served model: what lets this user into a swarm that is not open to all
     :param length: tokens that the model sees at once
     :param most: tokens of an answer
+    :param local_settings: of a model on this machine, as for `local_chat.local`
     """
-    return Chat(partial(_load, where, folder, code), length=length, most=most)
-
-
-def _load(where: str, folder: str | Path | None, code: str, told: Callable[[str], None]) -> tuple[Any, Any]:
-    if bars := is_progress_bar_enabled():  # they would be drawn into the notebook
-        disable_progress_bar()
-    try:
-        model = AutoDistributedModelForCausalLM.from_pretrained(where, folder=folder, code=code, told=told)
-    finally:
-        if bars:
-            enable_progress_bar()
-    try:
-        return model, tokenizer_of(model)
-    except BaseException:
-        model.network.close()
-        raise
+    if kind == "served":
+        return Chat(partial(served, where, folder, code), length=length, most=most, warning=WARNING)
+    return Chat(partial(local, where, **local_settings), length=length, most=most)
 
 
 class Chat:
     """One chat; it ends with `close`, or with this process. What goes wrong is words in the snapshot."""
 
-    def __init__(self, load: Load, *, length: int = USUAL_LENGTH, most: int = MOST) -> None:
+    def __init__(self, load: Load, *, length: int = USUAL_LENGTH, most: int = MOST, warning: str = "") -> None:
+        """:param warning: who else sees what is typed"""
         self.tried = threading.Event()
-        """It has tried to connect; `say` tries again if that has failed."""
+        """It has tried to load the model; `say` tries again if that has failed."""
         self.over = threading.Event()
         self._load, self._length, self._most = load, length, most
         self._lock = threading.Lock()
-        self._now = ChatSnapshot()
+        self._now = ChatSnapshot(warning=warning)
         self._stop = threading.Event()
         self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
-        self._model: Any = None
+        self._model: ChatModel | None = None
         self._answering: Answering | None = None
         threading.Thread(target=self._work, name="chat", daemon=True).start()
 
@@ -82,14 +82,36 @@ class Chat:
     def say(self, text: str) -> threading.Event:
         """Begin to answer; the event is set once that has ended. Raises UserError while something else goes on."""
         with self._lock:
-            if self._now.phase not in ("ready", "failed"):
-                raise UserError("wait until it is connected and the last answer has ended")
+            self._check_idle()
             self._stop.clear()
-            turns = (*self._now.turns, Turn(text))
+            turns = (*self._now.turns, Turn(_whole(text)))
             self._now = replace(self._now, phase="answering", text="the model answers", turns=turns)
         answered = threading.Event()
         self._asked.put(answered)
         return answered
+
+    def system(self, text: str) -> None:
+        """Tell the model something before the first turn, from now on; nothing takes it back. Raises UserError while
+        something goes on."""
+        with self._lock:
+            self._check_idle()
+            self._now = replace(self._now, system=_whole(text))
+
+    def new(self) -> None:
+        """Forget all turns. Raises UserError while something goes on."""
+        with self._lock:
+            self._check_idle()
+            self._now = replace(self._now, turns=(), forgotten=0)
+
+    def tell(self, text: str) -> None:
+        """Let the snapshot say something until something else goes on."""
+        with self._lock:
+            if self._now.phase == "ready":
+                self._now = replace(self._now, text=text)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation so far, `role` and `content` of each message."""
+        return messages_of([turn for turn in self._now.turns if turn.answer], self._now.system)
 
     def stop(self) -> None:
         """End the answer after its next token; the chat goes on."""
@@ -99,7 +121,7 @@ class Chat:
                 self._now = replace(self._now, phase="stopping", text="stopping after the next word")
 
     def close(self) -> None:
-        """End the chat and leave the swarm; returns at once."""
+        """End the chat and free what its model takes; returns at once."""
         self._stop.set()
         self._asked.put(None)
 
@@ -107,9 +129,13 @@ class Chat:
         with self._lock:
             self._now = replace(self._now, **changes)
 
+    def _check_idle(self) -> None:
+        if self._now.phase not in ("ready", "failed"):
+            raise UserError("wait until the model is ready and the last answer has ended")
+
     def _work(self) -> None:
         problem = self._tried(self._connect)
-        self._set(phase="failed" if problem else "ready", text=problem or "connected")
+        self._set(phase="failed" if problem else "ready", text=problem or READY)
         self.tried.set()
         while (answered := self._asked.get()) is not None:
             problem = self._tried(self._answer)
@@ -117,7 +143,7 @@ class Chat:
                 *before, turn = self._now.turns
                 self._set(turns=(*before, replace(turn, note=problem)))
             lost = self._answering is None
-            self._set(phase="failed" if lost else "ready", text=problem if lost else "connected")
+            self._set(phase="failed" if lost else "ready", text=problem if lost else READY)
             answered.set()
         self._tried(self._disconnect)
         self._set(phase="over", text="this chat is over; run the cell again for another one")
@@ -140,9 +166,14 @@ class Chat:
         return ""
 
     def _connect(self) -> None:
-        self._model, tokenizer = self._load(lambda text: self._set(text=text))
-        self._answering = Answering(self._model, tokenizer, self._length, self._most)
-        self._set(model=self._model.network.swarm.name)
+        with _quiet_transformers():
+            model = self._model = self._load(lambda text: self._set(text=text))
+        try:
+            self._answering = Answering(model, self._length, self._most)
+        except BaseException:
+            self._disconnect()
+            raise
+        self._set(model=model.name, remark=self._answering.remark)
 
     def _disconnect(self) -> None:
         answering, self._answering = self._answering, None
@@ -152,7 +183,7 @@ class Chat:
                 answering.close()
         finally:
             if model is not None:
-                model.network.close()
+                model.close()
 
     def _answer(self) -> None:
         if self._answering is None:
@@ -169,8 +200,27 @@ class Chat:
                 self._set(route=_answerers(answering.route()))
                 looked = time.monotonic()
 
-        show(answering.write(turns, self._stop, show))
+        show(answering.write(turns, self._now.system, self._stop, show))
 
 
-def _answerers(route: list[tuple[str, str, int, int]]) -> tuple[Answerer, ...]:
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its bars and warnings would be drawn into the terminal or the notebook."""
+    bars, verbosity = logging_of_transformers.is_progress_bar_enabled(), logging_of_transformers.get_verbosity()
+    logging_of_transformers.disable_progress_bar()
+    logging_of_transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging_of_transformers.set_verbosity(verbosity)
+        if bars:
+            logging_of_transformers.enable_progress_bar()
+
+
+def _answerers(route: Sequence[tuple[str, str, int, int]]) -> tuple[Answerer, ...]:
     return tuple(Answerer(name or f"…{peer[-6:]}", LayerRange(begin, end)) for peer, name, begin, end in route)
+
+
+def _whole(text: str) -> str:
+    """A text without halves of characters, which stand for bytes that are no UTF-8, and which no tokenizer takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

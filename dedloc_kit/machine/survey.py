@@ -211,6 +211,11 @@ def _cpu_share(folder: Path) -> float | None:
         return None
 
 
+def free_bytes() -> int:
+    """Of memory that this process may still take."""
+    return _memory()[1]
+
+
 def _memory() -> tuple[int, int]:
     """Bytes in all and available."""
     machine = psutil.virtual_memory()

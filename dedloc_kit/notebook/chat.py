@@ -1,28 +1,25 @@
-"""`chat`: one call in a notebook cell, or in a script, and one talks with a model that its community serves."""
+"""`chat`: one call in a notebook cell, or in a script, and one talks with a model, here or served by its community."""
 
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.errors import UserError
+from dedloc_kit.inference.chat_commands import save, typed
+from dedloc_kit.inference.kinds import kind_of
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.machine.account import token
+from dedloc_kit.notebook.conversing import PROMPT, REFRESH_SECONDS, Interrupts, Lines, View, converse, watch
 from dedloc_kit.notebook.taking_part import SECRETS, has_front_end, platform
 
 if TYPE_CHECKING:
     from dedloc_kit.inference.chat import Chat
     from dedloc_kit.notebook.chat_panel import ChatPanel
 
-REFRESH_SECONDS = 0.2
-CLOSE_SECONDS = 10.0
-"""How long the end of a chat may take."""
-
 _chats: dict[str, "Chat"] = {}
-"""Those of this kernel that go on, by invitation: a cell that is run again shows the same chat again."""
-
-
-class View(Protocol):
-    def show(self, chat: ChatSnapshot) -> None: ...
+"""Those of this kernel that go on, by what they are with: a cell that is run again shows the same chat again."""
 
 
 class Conversation:
@@ -34,95 +31,125 @@ class Conversation:
     def say(self, text: str) -> str:
         """Wait for the answer; interrupting the cell stops it. Raises UserError while another one is written."""
         self._chat.tried.wait()
-        _watch(self._chat, self._chat.say(text))
+        with Interrupts() as interrupts:
+            done = self._chat.say(text)
+            interrupts.raised = False
+            watch(self._chat, done, interrupts)
         turn = self._chat.snapshot().turns[-1]
         return f"{turn.answer} ({turn.note})" if turn.note else turn.answer
+
+    def system(self, text: str) -> None:
+        """Tell the model how to answer, from now on; an empty text takes that back."""
+        self._chat.system(text)
+
+    def new(self) -> None:
+        """Begin another conversation with the same model."""
+        self._chat.new()
+
+    def save(self, file: str | Path) -> None:
+        """Write the conversation as JSON, `role` and `content` of each message. Raises UserError if the file exists."""
+        save(self._chat.messages(), Path(file).expanduser())
 
     def stop(self) -> None:
         """End the answer that is being written; the chat goes on."""
         self._chat.stop()
 
     def close(self) -> None:
-        """End the chat: the servers forget it."""
+        """End the chat: whatever computes the answers forgets it."""
         self._chat.close()
 
     def _ipython_display_(self) -> None:
         """Nothing: as a cell's last value it would show below the panel otherwise."""
 
 
+class _Box:
+    """What is typed into the panel's box."""
+
+    def __init__(self, chat: "Chat") -> None:
+        self._chat = chat
+
+    def say(self, text: str) -> None:
+        asked = typed(text, self._chat)
+        if asked.message:
+            self._chat.say(asked.message)
+        elif asked.reply:
+            self._chat.tell(asked.reply)
+        else:
+            self._chat.close()
+
+    def stop(self) -> None:
+        self._chat.stop()
+
+
 def chat(
-    invitation: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
+    where: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
 ) -> Conversation | None:
     """See `dedloc_kit.chat`."""
-    where = platform()
-    talk, panel = _chats.get(invitation), None
+    place = platform()
+    talk, panel = _chats.get(where), None
     if talk is None or talk.snapshot().phase == "over":
-        if where == "colab":
-            panel = _panel(None, ChatSnapshot(text=SECRETS))  # first of all, for what follows may take long
+        if place == "colab":
+            panel = _panel(None, SECRETS)  # first of all, for what follows may take long
             token()  # the notebook may ask its owner for it, which only the main thread can
-        if code is None:
-            code = personal_code(invitation, ask=where != "kaggle batch")
+        try:
+            kind = kind_of(where)
+            if code is None:
+                code = personal_code(where, ask=place != "kaggle batch") if kind == "served" else ""
+        except UserError as error:
+            if place == "terminal":
+                raise
+            (panel or _panel(None)).show(ChatSnapshot(phase="over", text=str(error)))
+            return None
         from dedloc_kit.inference.chat import chat_with  # which needs torch
 
-        talk = _chats[invitation] = chat_with(invitation, folder=folder, code=code, length=length)
-    if where == "terminal":
-        from dedloc_kit.notebook.chat_lines import ChatLines
-
-        _converse(talk, ChatLines())
+        talk = _chats[where] = chat_with(where, kind, folder=folder, code=code, length=length)
+    if place == "terminal":
+        talk_in_terminal(talk)
         return None
 
     if panel is None:
-        panel = _panel(None if where == "colab" else talk, talk.snapshot())
-    if where == "colab":
-        _converse(talk, panel)
+        panel = _panel(None if place == "colab" else _Box(talk))
+        panel.show(talk.snapshot())
+    if place == "colab":
+        _talk_below(talk, panel)
         return None
     if not has_front_end():  # nobody will press a button; other cells may say something
-        _watch(talk, talk.tried, panel)
+        with Interrupts() as interrupts:
+            watch(talk, talk.tried, interrupts, panel, stops=False)
     threading.Thread(target=_keep_up_to_date, args=(talk, panel), name="chat panel", daemon=True).start()
     return Conversation(talk)
 
 
-def _panel(talk: "Chat | None", snapshot: ChatSnapshot) -> "ChatPanel":
+def talk_in_terminal(talk: "Chat") -> None:
+    """Until the person ends it. Raises UserError if the model cannot be loaded, and KeyboardInterrupt."""
+    from dedloc_kit.notebook.chat_lines import ChatLines
+
+    lines = ChatLines(greeting="; /help tells what else may be typed")
+    converse(talk, lines, Lines(lines.tell), lines.tell)
+
+
+def _talk_below(talk: "Chat", panel: "ChatPanel") -> None:
+    """On Colab only the main thread can update a panel, and only while a cell runs: so here."""
+
+    def read(interrupts: Interrupts, interrupted: bool) -> str | None:
+        try:
+            return input(PROMPT).strip() or None
+        except EOFError:
+            return None
+
+    with suppress(KeyboardInterrupt):
+        converse(talk, panel, read, talk.tell, tries_again=True)
+
+
+def _panel(controls: _Box | None, text: str = "loading") -> "ChatPanel":
     from IPython.display import display
 
     from dedloc_kit.notebook.chat_panel import ChatPanel
 
-    panel = ChatPanel(talk)
-    panel.show(snapshot)
+    panel = ChatPanel(controls)
+    panel.show(ChatSnapshot(text=text))
     display(panel.widget)
     return panel
-
-
-def _converse(talk: "Chat", view: View) -> None:
-    """A question and its answer, again and again, until an empty line, or an interrupt when no answer is written.
-
-    On Colab only the main thread can update a panel, and only while a cell runs: so here.
-    """
-    try:
-        _watch(talk, talk.tried, view, stop=False)
-        while asked := input("You: ").strip():
-            _watch(talk, talk.say(asked), view)
-    except (EOFError, KeyboardInterrupt):
-        pass
-    talk.close()
-    talk.over.wait(CLOSE_SECONDS)
-    view.show(talk.snapshot())
-
-
-def _watch(talk: "Chat", until: threading.Event, view: View | None = None, stop: bool = True) -> None:
-    """Show it until the event is set; an interrupt stops the answer, another one is raised."""
-    while not until.is_set():
-        try:
-            while not until.wait(REFRESH_SECONDS):
-                if view is not None:
-                    view.show(talk.snapshot())
-        except KeyboardInterrupt:
-            if not stop:
-                raise
-            talk.stop()
-            stop = False
-    if view is not None:
-        view.show(talk.snapshot())
 
 
 def _keep_up_to_date(talk: "Chat", panel: View) -> None:

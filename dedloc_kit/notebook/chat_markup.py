@@ -3,7 +3,7 @@
 from html import escape
 
 from dedloc_kit.display.human import count, rate
-from dedloc_kit.inference.turns import WARNING, ChatSnapshot, Turn
+from dedloc_kit.inference.turns import ChatSnapshot, Turn
 
 
 def head(chat: ChatSnapshot) -> str:
@@ -12,15 +12,18 @@ def head(chat: ChatSnapshot) -> str:
 
 
 def warning(chat: ChatSnapshot) -> str:
-    """Who sees what is typed."""
-    return f'<div class="note warning">{WARNING}</div>'
+    """Who else sees what is typed."""
+    return f'<div class="note warning">{escape(chat.warning)}</div>' if chat.warning else ""
 
 
 def state(chat: ChatSnapshot) -> str:
     """What goes on now: a live region, for screen readers."""
+    remark = (
+        f'<div class="quiet small">{escape(chat.remark[:1].upper() + chat.remark[1:])}.</div>' if chat.remark else ""
+    )
     return (
         f'<div class="state" role="status" aria-live="polite"><span class="dot {chat.phase}"></span>'
-        f"<div><b>{escape(chat.text[:1].upper() + chat.text[1:])}</b></div></div>"
+        f"<div><b>{escape(chat.text[:1].upper() + chat.text[1:])}</b>{remark}</div></div>"
     )
 
 

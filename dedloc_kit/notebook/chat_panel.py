@@ -37,7 +37,7 @@ class ChatPanel:
         self._parts: list[tuple[Any, Callable[[ChatSnapshot], str]]] = []
         texts = (markup.head, markup.warning, markup.state, markup.past, markup.latest, markup.facts)
         parts = [style("panel.css", "chat.css"), *map(self._part, texts)]
-        self._box = ipywidgets.Textarea(placeholder="Your message; Enter sends it", rows=2)
+        self._box = ipywidgets.Textarea(placeholder="Your message; Enter sends it, /help lists what else", rows=2)
         self._box.observe(self._typed, "value")
         self._send = _button("Send", "Let the model answer")
         self._send.on_click(lambda button: self._say(self._box.value))

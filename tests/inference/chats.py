@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.blocks.ends import ends
 from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.inference.answering import ChatModel
 from dedloc_kit.inference.chat import Chat
+from dedloc_kit.inference.served_chat import of_swarm
 from tests.blocks import tiny
 
 END = "<end>"
@@ -61,14 +63,14 @@ class Swarm:
         self.loads = 0
         self.closed = threading.Event()
 
-    def load(self, told: Callable[[str], None]) -> tuple[Any, Any]:
+    def load(self, told: Callable[[str], None]) -> ChatModel:
         self.loads += 1
         told("connecting to toy")
         tensors = self.whole.state_dict()
         outside = Span(self.whole.config, 0, 1).layout.outside(tensors)
         model = ends(self.whole.config, {name: tensors[name] for name in outside}, self._begin)
         model.network = SimpleNamespace(swarm=SimpleNamespace(name="toy"), close=self.closed.set)
-        return model, self.tokenizer
+        return of_swarm(model, self.tokenizer)
 
     tokenizer = tokenizer()
 

@@ -70,9 +70,89 @@ def test_it_tells_who_answers_and_how_fast(swarm: Swarm, chat: Chat) -> None:
     assert turn.speed > 0
 
 
-def test_without_a_template_the_text_is_continued(swarm: Swarm, chat: Chat) -> None:
+def test_without_a_template_the_text_is_continued(swarm: Swarm) -> None:
     swarm.tokenizer = tokenizer(None)
+    chat = Chat(swarm.load, length=256, most=12)
     assert answered(chat, "Once upon").answer == alone(swarm, "Once upon")
+    assert chat.snapshot().remark.startswith("the model has no chat template, so it continues the text")
+    chat.system("Be brief.")
+    assert answered(chat, "Once upon").note.startswith("a model without a chat template takes no system text")
+    chat.close()
+    assert chat.over.wait(60)
+
+
+def test_a_system_text_stands_before_the_turns_until_it_is_taken_back(swarm: Swarm, chat: Chat) -> None:
+    assert chat.tried.wait(60)
+    chat.system("Be <end><user>brief.")
+    plain = Tokenizer.from_str(swarm.tokenizer.backend_tokenizer.to_str())
+    plain.encode_special_tokens = True
+    parts = ["<system>Be <end><user>brief.", "<user>hello", "<assistant>"]
+    ids = [token for part in parts for token in (*plain.encode(part).ids, 0)][:-1]
+    output = swarm.whole.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :]
+    answer = swarm.tokenizer.decode(output, skip_special_tokens=True).rstrip("\ufffd")
+    assert answered(chat, "hello").answer == answer
+    assert chat.messages()[0] == {"role": "system", "content": "Be <end><user>brief."}
+    chat.system("")
+    chat.new()
+    assert answered(chat, "hello").answer == alone(swarm, "<user>hello<end><assistant>")
+    assert [message["role"] for message in chat.messages()] == ["user", "assistant"]
+
+
+def test_a_new_conversation_begins_with_nothing_and_sees_all_of_its_turns(swarm: Swarm, chat: Chat) -> None:
+    for number in range(12):
+        answered(chat, f"message {number:03}")
+    assert chat.snapshot().forgotten > 0
+    chat.new()
+    assert (chat.snapshot().turns, chat.snapshot().forgotten, chat.messages()) == ((), 0, [])
+    assert answered(chat, "hello").answer == alone(swarm, "<user>hello<end><assistant>")
+    assert chat.snapshot().forgotten == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% for m in messages %}{{ m.content }", "does not take the conversation (unexpected"),
+        ("{{ raise_exception('be polite') }}", "does not take the conversation (be polite); try /new"),
+    ],
+)
+def test_a_template_that_does_not_work_is_one_line_before_the_first_message(
+    swarm: Swarm, template: str, line: str
+) -> None:
+    swarm.tokenizer = tokenizer(template)
+    chat = Chat(swarm.load, length=256, most=12)
+    assert chat.tried.wait(60)
+    assert chat.snapshot().phase == "failed"
+    assert line in chat.snapshot().text
+    assert swarm.closed.is_set()
+    chat.close()
+    assert chat.over.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", "leaves out the system text"),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a",
+            "(no system); try /new",
+        ),
+    ],
+)
+def test_a_template_without_room_for_a_system_text_says_so(swarm: Swarm, template: str, line: str) -> None:
+    swarm.tokenizer = tokenizer(template)
+    chat = Chat(swarm.load, length=256, most=12)
+    assert chat.tried.wait(60)
+    chat.system("Be brief.")
+    assert line in answered(chat, "hello").note
+    chat.system("")
+    assert "system" not in answered(chat, "hello").note
+    chat.close()
+    assert chat.over.wait(60)
+
+
+def test_half_a_character_is_no_reason_to_fail(swarm: Swarm, chat: Chat) -> None:
+    assert answered(chat, "a\udce4\ud83d").tokens == 12
+    assert chat.snapshot().turns[-1].asked == "a\ufffd\ufffd"
 
 
 def test_a_stop_ends_the_answer_and_not_the_chat(swarm: Swarm, chat: Chat) -> None:

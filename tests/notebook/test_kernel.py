@@ -29,7 +29,7 @@ from dedloc_kit.inference import chat as module
 from tests.inference.chats import Swarm
 swarm = Swarm()
 talk = module.Chat(swarm.load, length=256, most=12)
-module.chat_with = lambda where, **settings: talk
+module.chat_with = lambda where, kind, **settings: talk
 def wait_for_the_stop():
     while talk.snapshot().phase == "answering" and len(talk.snapshot().turns) == 1:
         time.sleep(0.01)
