@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from dedloc_kit.cli.commands import (
     api,
+    chat,
     check,
     dashboard,
     decay,
@@ -40,7 +41,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, prepare, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, lend, notebook, serve, api, dashboard, status, doctor, evaluate, export),
+    *(join, lend, notebook, serve, chat, api, dashboard, status, doctor, evaluate, export),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

@@ -15,12 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dedloc_kit.learning.train.state.checkpoint import INFO_KEY, KINDS, is_finite
+from dedloc_kit.learning.train.state.checkpoint import INFO_KEY, is_finite
 from dedloc_kit.records.state import StateInfo
 
 MAX_HEAD = 100_000_000
 """Bytes, as the library of safetensors has it."""
-_DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class _Stored(NamedTuple):
