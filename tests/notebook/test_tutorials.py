@@ -1,5 +1,6 @@
 """The notebooks for organizers: up to date, and they run from top to bottom as they are."""
 
+import io
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 from dedloc_kit.learning.task import create_task
@@ -46,17 +48,22 @@ def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
-def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_writes_is_used_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("the function returns\n"))
     model = write_causal(tmp_path / "model", ["where", "is", "the", "station", "this", "function", "returns"])
     notebook = checked_in("use_model")
     first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert first.startswith("MODEL = ")
-    names = {"MODEL": str(model), "LEDGER": ""}
+    names = {"MODEL": str(model), "GGUF": "", "LEDGER": ""}
     for cell in cells:
-        exec(cell, names)
-    said = capsys.readouterr().out
-    assert "this function returns" in said
-    assert "question" in said
+        exec(TransformerManager().transform_cell(cell), names)
+    said = capsys.readouterr()
+    assert "this function returns" in said.out
+    assert "model is ready" in said.err
+    assert "tokens/s" in said.err
+    assert "question" in said.out
 
 
 def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
