@@ -5,6 +5,7 @@ The folder is hostile until it is checked: what its configuration asks for may t
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from inspect import signature
 from math import prod
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.models.auto import modeling_auto
 
@@ -22,6 +23,7 @@ from dedloc_kit.display.human import size
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.folder import as_folder
 from dedloc_kit.export.source import ATTEMPTS, Finished, Trained, find, model_names
+from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.inference.answering import ChatModel
 from dedloc_kit.inference.turns import Told
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
@@ -70,7 +72,21 @@ def local(
             f"{where} is for llama.cpp and ollama; talk with it there, or name the model that it was made of"
         )
     told("looking at the model")
-    chosen = pick_device(device)
+    if not Path(where).expanduser().exists() and (named := repository_and_revision(where)):
+        with suppress(HubUnavailable):  # said below
+            _checked(_values(model_files(*named, [CONFIG])), where)  # before all of it is downloaded
+    try:
+        return _found(where, told, pick_device(device), data, task_module)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{where} cannot be read, or written to a temporary folder ({getattr(error, 'strerror', None) or error}); "
+            "make room, or name a folder with more in TMPDIR"
+        ) from None
+
+
+def _found(
+    where: str, told: Told, device: torch.device, data: Mapping[str, Path] | None, task_module: str | None
+) -> ChatModel:
     for _ in range(ATTEMPTS):
         found = find(where, data=data)
         if isinstance(found, Trained) and (instead := _INSTEAD.get(found.run.task.name)):
@@ -79,7 +95,7 @@ def local(
         told(f"reading {name}")
         with as_folder(found, task_module) as folder:
             try:
-                loaded = _loaded(folder, name, chosen)
+                loaded = _loaded(folder, name, device)
             except UserError:
                 if _is_as_it_was(found, folder):
                     raise
@@ -95,10 +111,7 @@ def _is_as_it_was(found: Finished | Trained, folder: Path) -> bool:
 
 
 def _loaded(folder: Path, name: str, device: torch.device) -> ChatModel:
-    values = _values(folder)
-    if instead := _instead(values):
-        raise UserError(f"{folder} {instead}")
-    config = configuration(values)
+    config = configuration(_checked(_values(folder), str(folder)))
     causal_class(config)
     _check_memory(folder, config, device)
     try:
@@ -142,6 +155,13 @@ def _values(folder: Path) -> dict[str, Any]:
             raise ValueError("it is no table")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be used ({error}); get the model again") from None
+    return values
+
+
+def _checked(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same; raises UserError with what to do instead if it is no model to chat with."""
+    if instead := _instead(values):
+        raise UserError(f"{name} {instead}")
     return values
 
 

@@ -1,6 +1,7 @@
 """A chat with a model on this machine: it answers as the model does, and what cannot chat is one line."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.export.folder import Place, write_trained
+from dedloc_kit.export.placing import placed
+from dedloc_kit.export.source import Trained, find
+from dedloc_kit.inference.answering import CONTINUES
 from dedloc_kit.inference.chat import Chat
 from dedloc_kit.inference.kinds import kind_of
 from dedloc_kit.inference.local_chat import local
@@ -93,24 +98,52 @@ def test_it_chooses_words_as_the_folder_says_and_takes_nothing_else_from_there(
 
 
 def test_of_a_run_the_best_checkpoint_answers_though_the_run_goes_on_meanwhile(
-    tmp_path: Path, begun: list[Chat]
+    tmp_path: Path, begun: list[Chat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path)
     led = LedRun(tmp_path / "run", text_run(tmp_path, "causal"))
     led.step(loss=1.0)
     led.task.export(led.state.model, tmp_path / "whole", "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        with pytest.raises(UserError, match="or written to a temporary folder"):
+            local(str(led.folder), lambda text: None, device="cpu")
     led.step(loss=2.0)
     assert kind_of(str(led.folder)) == "local"
-    begun.append(chat := chat_with_folder(led.folder))
-    assert chat.tried.wait(60)
-    assert chat.snapshot().model == "tiny, step 1"
-    for _ in range(5):
-        led.step()
+
+    def goes_on(text: str) -> None:
+        if text.startswith("reading"):
+            for loss in (0.5, 0.4, 0.3, 0.2):
+                led.step(loss)
+
+    loaded = local(str(led.folder), goes_on, device="cpu")
+    assert loaded.name == "tiny, step 1"
+    assert not led.checkpoints.path(1).exists()
+    begun.append(chat := Chat(lambda told: loaded, length=256, most=12))
     whole, tokenizer = (load_pretrained(kind, tmp_path / "whole") for kind in (AutoModelForCausalLM, AutoTokenizer))
     prompt = torch.tensor([tokenizer("the river")["input_ids"]])
     output = whole.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :]
     answer = tokenizer.decode(output, skip_special_tokens=True).rstrip("\ufffd")
     assert answered(chat, "the river").answer == answer
+    led.ledger.close()
+
+
+def test_the_folder_that_a_run_keeps_for_people_is_taken_while_it_is_of_the_best_step(
+    tmp_path: Path, begun: list[Chat]
+) -> None:
+    write_text(tmp_path)
+    led = LedRun(tmp_path / "run", text_run(tmp_path, "causal"))
+    led.step(loss=2.0)
+    found = find(str(led.folder))
+    assert isinstance(found, Trained)
+    with placed(led.folder / "model", found.tensors.info) as folder:
+        write_trained(folder, found, Place("run"))
+        (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    for remark in ("", CONTINUES):
+        begun.append(chat := chat_with_folder(led.folder))
+        assert answered(chat, "the river").answer
+        assert chat.snapshot().remark == remark
+        led.step(loss=1.0)
     led.ledger.close()
 
 
@@ -219,4 +252,8 @@ def test_a_model_of_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         hub.commits["me/model"] = [{**files, "pytorch_model.bin": b"\x80\x04K\x01."}]
         begun.append(chat := chat_with_folder(Path("me/model")))
         turn = answered(chat, "hi")
+        albert = json.dumps({"model_type": "albert", "architectures": ["AlbertForMaskedLM"]}).encode()
+        hub.commits["me/albert"] = [{"config.json": albert}]
+        with pytest.raises(UserError, match=r"^me/albert fills in hidden words"):
+            local("me/albert", lambda text: None, device="cpu")
     assert turn.answer == alone(whole, whole.tokenizer, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
