@@ -108,10 +108,11 @@ class Masker:
 def word_starts(tokenizer: Any) -> NDArray[np.bool_]:
     """For each id of a fast tokenizer of transformers: does this token begin a word?
 
-    Those do that have the space before it. Digits and punctuation marks stand for themselves.
+    Those do that have what stands before it: a space, or a mark of punctuation. Digits and punctuation marks stand for
+    themselves.
     """
     spelled = [(spelling or b"").decode(errors="replace") for spelling in spellings(tokenizer)]
-    return np.array([text.startswith(" ") or not any(map(_in_words, text)) for text in spelled])
+    return np.array([not (text and _in_words(text[0])) for text in spelled])
 
 
 def _in_words(character: str) -> bool:

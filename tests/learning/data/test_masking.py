@@ -99,13 +99,15 @@ def test_words_of_a_unigram_tokenizer_begin_at_spaces_digits_and_punctuation(tmp
 
 
 WORD_PIECE = Tokenizer(models.WordPiece({"play": 0, "##ing": 1, ".": 2}, unk_token="."))
-BYTE_LEVEL = Tokenizer(models.BPE(dict(zip(["Ġthe", "re", "1", "!", "à¦", "Ġà¦"], range(6), strict=True)), []))
+BYTE_LEVEL = Tokenizer(
+    models.BPE(dict(zip(["Ġthe", "re", "1", "!", "à¦", "Ġà¦", "(the", "âĢįa"], range(8), strict=True)), [])
+)
 BYTE_LEVEL.decoder = decoders.ByteLevel()
 SPACES = Tokenizer(models.Unigram([("<0xE0>", -1.0), (" Ġa", -1.0), ("Ġ", -1.0), (" ", -1.0)], 0, byte_fallback=True))
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "expected"), [(WORD_PIECE, [1, 0, 1]), (BYTE_LEVEL, [1, 0, 1, 1, 0, 1]), (SPACES, [0, 1, 0, 1])]
+    ("tokenizer", "expected"), [(WORD_PIECE, [1, 0, 1]), (BYTE_LEVEL, [1, 0, 1, 1, 0, 1, 1, 0]), (SPACES, [0, 1, 0, 1])]
 )
 def test_other_ways_to_mark_a_word_are_known(tokenizer: Tokenizer, expected: list[int]) -> None:
     starts = word_starts(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
