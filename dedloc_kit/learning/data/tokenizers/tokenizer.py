@@ -19,7 +19,8 @@ from dedloc_kit.run.task import TaskConfig
 
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
 """`unigram`: sahajBERT's, lower-case, for masked tasks. `bpe`, byte pair encoding over bytes, and `unigram-bytes`,
-which falls back to bytes, change nothing: they are cased, know every character, and split digits one by one."""
+which falls back to bytes, change nothing: they are cased, know every character, and split digits one by one. llama.cpp
+has a form of `bpe` alone."""
 CHARACTERS = 50_000_000
 """What a tokenizer of 32,000 tokens is trained on by default."""
 _DIFFERENT_SHARE = 25
