@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = "config.json"
+_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *(_TOKENIZER, _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
 )
 GENERATION_CONFIG = "generation_config.json"
@@ -29,6 +30,23 @@ def load_pretrained(kind: Any, folder: str | Path | None, **options: Any) -> Any
         check_kernels(json.loads((where / CONFIG).read_text(encoding="utf-8")))
     # Left out, `trust_remote_code` means that the person at the terminal is asked.
     return kind.from_pretrained(where, trust_remote_code=False, local_files_only=True, **options)
+
+
+def load_pretrained_tokenizer(folder: str | Path) -> Any:
+    """What transformers makes of a folder's tokenizer; errors as `from_pretrained`.
+
+    Where the folder says that tokenizer.json is all there is to it, that is taken as it is. For some architectures,
+    such as qwen2, `AutoTokenizer` would split texts as the published models do, and a model of one's own would get
+    other tokens than it was trained with.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    where, kind = Path(folder), AutoTokenizer
+    if (where / _TOKENIZER).is_file() and (where / _TOKENIZER_CONFIG).is_file():
+        match json.loads((where / _TOKENIZER_CONFIG).read_text(encoding="utf-8")):
+            case {"tokenizer_class": "TokenizersBackend" | "PreTrainedTokenizerFast"}:
+                kind = PreTrainedTokenizerFast
+    return load_pretrained(kind, folder)
 
 
 def check_kernels(config: Any) -> None:

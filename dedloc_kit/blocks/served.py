@@ -12,7 +12,7 @@ from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, 
 from dedloc_kit.blocks.weights.manifest import Manifest, describe_folder
 from dedloc_kit.blocks.weights.weights import WHOLE, locate
 from dedloc_kit.errors import UserError
-from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, load_pretrained
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, load_pretrained_tokenizer
 from dedloc_kit.run.section import public_name
 
 FILES = (*TOKENIZER_FILES, GENERATION_CONFIG)
@@ -68,12 +68,10 @@ def read_model(model: str, keep: Path) -> ServedModel:
 
 def _check_tokenizer(folder: Path, model: str, rows: int) -> None:
     """Raise UserError if a text may have tokens that the model knows nothing of: it would end whoever asks for it."""
-    from transformers import AutoTokenizer
-
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return
     try:
-        tokens = 1 + max(load_pretrained(AutoTokenizer, folder).get_vocab().values(), default=-1)
+        tokens = 1 + max(load_pretrained_tokenizer(folder).get_vocab().values(), default=-1)
     except Exception:  # whatever the library raises; a user's own tokenizer may be another
         return
     if tokens > rows:

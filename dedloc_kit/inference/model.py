@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from dedloc_kit.blocks.adapters.lora import TrainableAdapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.inference.loading import Loaded
 from dedloc_kit.inference.network import Activations, Network
 from dedloc_kit.inference.tuning import Current, give, within
-from dedloc_kit.pretrained import GENERATION_CONFIG, load_pretrained
+from dedloc_kit.pretrained import GENERATION_CONFIG, load_pretrained, load_pretrained_tokenizer
 from dedloc_kit.run.loading import local
 
 
@@ -74,7 +74,7 @@ class AutoDistributedModelForCausalLM:
 
 def tokenizer_of(model: Any) -> Any:
     """The tokenizer of a model that was made here."""
-    return load_pretrained(AutoTokenizer, model.loaded.files)
+    return load_pretrained_tokenizer(model.loaded.files)
 
 
 def _beginning(network: Network, loaded: Loaded, adapter: Current) -> Callable[[int], "DistantLayers"]:

@@ -14,7 +14,7 @@ from dedloc_kit.learning.data.tokenizers.bare import tokenizer_files
 from dedloc_kit.learning.data.tokenizers.lossless import byte_level_bpe, unigram_with_bytes
 from dedloc_kit.learning.data.tokenizers.special_tokens import END_OF_TEXT, MASKED, UNK
 from dedloc_kit.learning.data.tokenizers.unigram import SPECIAL, lower_case_unigram
-from dedloc_kit.pretrained import CONFIG, TOKENIZER_FILES, load_pretrained
+from dedloc_kit.pretrained import CONFIG, TOKENIZER_FILES, load_pretrained_tokenizer
 from dedloc_kit.run.task import TaskConfig
 
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
@@ -158,14 +158,12 @@ def load_tokenizer(name: str) -> Any:
 
     :param name: an absolute path, `OWNER/NAME`, or `OWNER/NAME@REVISION`, which stays the same whatever is pushed later
     """
-    from transformers import AutoTokenizer
-
     hint = "make one with: dedloc prepare tokenizer RUN.toml"
     folder = tokenizer_files(name, (*TOKENIZER_FILES, CONFIG))
     if not folder.is_dir():
         raise UserError(f"the tokenizer {name} does not exist; {hint}")
     try:
-        tokenizer = load_pretrained(AutoTokenizer, folder)
+        tokenizer = load_pretrained_tokenizer(folder)
     except Exception as error:  # of a damaged file transformers raises anything
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"the tokenizer {name} cannot be loaded ({said[0][:200]}); {hint}") from None

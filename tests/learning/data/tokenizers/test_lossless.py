@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
@@ -101,6 +102,16 @@ def test_each_kind_of_task_has_the_special_tokens_that_it_needs(tokenizer: Any) 
     around = [tokenizer.decode([each]) for each in ids if each in tokenizer.all_special_ids]
     assert around == (["<|endoftext|>"] if causal else ["[CLS]", "[SEP]", "[SEP]"])
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.sep_token_id)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "mistral", "gemma3_text", "modernbert"])
+def test_beside_any_model_a_tokenizer_is_that_of_its_file(tmp_path: Path, architecture: str) -> None:
+    train_tokenizer(iter(SOME), VOCABULARY, tmp_path / "t", "bpe", CAUSAL)
+    alone = load_tokenizer(str(tmp_path / "t"))
+    AutoConfig.for_model(architecture).save_pretrained(tmp_path / "t")
+    beside = load_tokenizer(str(tmp_path / "t"))
+    assert beside.backend_tokenizer.to_str() == alone.backend_tokenizer.to_str()
+    assert beside.special_tokens_map == alone.special_tokens_map
 
 
 @pytest.mark.child
