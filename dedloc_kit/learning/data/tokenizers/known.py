@@ -53,13 +53,18 @@ def _split(pre_tokenizer: Any) -> tuple[str | None, bool]:
 
 
 def _is_byte_level(model: Any) -> bool:
-    """Whether the model is byte pair encoding that knows every byte, and does nothing besides."""
+    """Whether the model is byte pair encoding and does nothing besides.
+
+    Published vocabularies may lack bytes, SmolLM's those of some control characters: both sides leave them out.
+    """
     if _type(model) != "BPE" or any(
         model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     ):
         return False
     vocabulary = model.get("vocab")
-    return isinstance(vocabulary, dict) and all(letter in vocabulary for letter in qwen35.ALPHABET)
+    if not isinstance(vocabulary, dict):
+        return False
+    return not model.get("unk_token") or all(letter in vocabulary for letter in qwen35.ALPHABET)
 
 
 def _are_plain(added: Any) -> bool:

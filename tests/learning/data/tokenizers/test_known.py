@@ -37,6 +37,14 @@ def published(pre_tokenizer: Any, ignore_merges: bool = False, **model: Any) -> 
     return tokenizer
 
 
+def lacking(letter: str, **model: Any) -> Tokenizer:
+    """A byte-level tokenizer that does not know a byte."""
+    vocabulary = {each: number for number, each in enumerate(LETTERS) if each != letter}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], **model))
+    tokenizer.pre_tokenizer, tokenizer.decoder = split(QWEN2), decoders.ByteLevel()
+    return tokenizer
+
+
 def split(pattern: str, behavior: str = "isolated", use_regex: bool = False) -> Any:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior), byte_level])
@@ -57,6 +65,7 @@ def test_published_tokenizers_are_known_by_how_they_split() -> None:
     assert name(published(split(QWEN2))) == "qwen2"
     assert name(published(split(QWEN35))) == "qwen35"
     assert name(published(split(QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), ignore_merges=True)) == "llama-bpe"
+    assert name(lacking(LETTERS[-1])) == "qwen2"
     composed = published(split(QWEN2))
     composed.normalizer = normalizers.NFC()
     assert name(composed) == "qwen2"  # as llama.cpp's own files of Qwen
@@ -83,7 +92,7 @@ OTHERS: dict[str, Callable[[], Tokenizer]] = {
     "with a token that takes the space before it": lambda: changed(
         lambda it: it.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
     ),
-    "without bytes": lambda: Tokenizer(models.BPE({"a": 0}, [])),
+    "with a token for unknown bytes": lambda: lacking(LETTERS[-1], unk_token="a"),
 }
 
 
