@@ -9,17 +9,19 @@ from unicodedata import ucd_3_2_0
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from dedloc_kit.export.gguf import write_gguf
 from dedloc_kit.learning.data.tokenizers import qwen35
 from dedloc_kit.learning.data.tokenizers.known import llama_cpp_name
-from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
+from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, END_OF_TEXT
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from tests.export.gguf.small import save_model
 from tests.learning.data.tokenizers.test_known import QWEN2, QWEN35, split
 from tests.learning.data.tokenizers.test_lossless import ODD
 from tests.learning.data.tokenizers.test_qwen35 import PIECES
 from tests.learning.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 from tests.llama_cpp import LlamaCpp, needs_llama_cpp
-from tests.llama_cpp.vocabulary import write_vocabulary
 
 pytestmark = [pytest.mark.soak, needs_llama_cpp]
 
@@ -30,7 +32,7 @@ NEIGHBOURS = "a{0}b {0}1'{0}a!{0}!\n{0} ব{0}া  {0}\u200d{0}{0}\n"
 SPELLED = "".join(PIECES["ordinary text"]) + " <|endoftext|> <tool> <|padding|><|endoftext|>"
 
 
-def of_pieces(pre_tokenizer: Any, ignore_merges: bool = False) -> Tokenizer:
+def of_pieces(pre_tokenizer: Any, ignore_merges: bool = False) -> Any:
     """A tokenizer whose tokens tell where its pieces end: it merges a character's end with the next one's begin."""
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     some = [*CHARACTERS[:0x800], *CHARACTERS[0x800::61]]
@@ -39,22 +41,24 @@ def of_pieces(pre_tokenizer: Any, ignore_merges: bool = False) -> Tokenizer:
     merges = [(end, begin) for end in ends for begin in begins]
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
-    return tokenizer
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizer, decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
 
 
-def in_llama_cpp(tokenizer: Tokenizer, folder: Path) -> LlamaCpp:
-    content = json.loads(tokenizer.to_str())
-    name = llama_cpp_name(content)
-    assert name is not None
-    return LlamaCpp(write_vocabulary(content, name, folder / "vocabulary.gguf"), vocabulary_only=True)
+def in_llama_cpp(tokenizer: Any, folder: Path) -> LlamaCpp:
+    """The tokenizer of transformers in a GGUF file."""
+    tokenizer.save_pretrained(folder)
+    save_model(folder, "llama", {"num_hidden_layers": 1}, len(tokenizer))
+    write_gguf(folder, folder / "model.gguf", "f16")
+    return LlamaCpp(folder / "model.gguf", vocabulary_only=True)
 
 
-def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+def ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """Without special tokens, whatever the texts spell."""
-    tokenizer.encode_special_tokens = True
-    return [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    backend = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = True
+    return [each.ids for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def chunks(characters: list[str], size: int = 2000) -> Iterator[list[str]]:
@@ -101,7 +105,7 @@ def test_texts_of_many_languages_have_the_same_tokens_and_come_back(made: Any, t
     texts += [
         text.strip() + " " * spaces + end for text in texts[:30] for spaces in range(4) for end in ("", "\n", ".")
     ]
-    llama_cpp, expected = in_llama_cpp(made.backend_tokenizer, tmp_path), ids(made.backend_tokenizer, texts)
+    llama_cpp, expected = in_llama_cpp(made, tmp_path), ids(made, texts)
     found, back = llama_cpp.ask(
         {"kind": "tokenize", "texts": texts}, {"kind": "detokenize", "tokens": expected, "special": True}
     )
@@ -110,7 +114,7 @@ def test_texts_of_many_languages_have_the_same_tokens_and_come_back(made: Any, t
 
 
 def test_special_tokens_are_found_where_they_are_meant(made: Any, tmp_path: Path) -> None:
-    llama_cpp = in_llama_cpp(made.backend_tokenizer, tmp_path)
+    llama_cpp = in_llama_cpp(made, tmp_path)
     meant = made(SPELLED, add_special_tokens=False, split_special_tokens=False)["input_ids"]
     typed = made(SPELLED, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert llama_cpp.tokenize([SPELLED], special=True) == [meant]
@@ -132,7 +136,7 @@ PUBLISHED: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_splittings_are_those_of_llama_cpp_for_characters_that_both_know(name: str, tmp_path: Path) -> None:
     tokenizer = of_pieces(*PUBLISHED[name])
-    assert llama_cpp_name(json.loads(tokenizer.to_str())) == name
+    assert llama_cpp_name(json.loads(tokenizer.backend_tokenizer.to_str())) == name
     known = [each for each in CHARACTERS[:0x3400] if ucd_3_2_0.category(each) != "Cn" and each != "\u017f"]
     texts = [*LANGUAGES, *("".join(pieces) for pieces in list(PIECES.values())[:6])]
     texts += ["".join(map(NEIGHBOURS.format, some)) for some in chunks(known)]
