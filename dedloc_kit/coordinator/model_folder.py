@@ -60,7 +60,7 @@ class ModelFolder:
     def look(self, checkpoints: Checkpoints) -> None:
         """Renew the folder soon if another checkpoint is the best, or, where none was measured, the newest; returns at
         once."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # the run has removed it: another one will be the best
             step = checkpoints.step_to_use()
             path = checkpoints.path(step) if step is not None else None
             wanted = path and (path, path.stat().st_mtime_ns)
@@ -114,6 +114,7 @@ class ModelFolder:
     def _tell(self, error: Exception) -> None:
         """Once, until it can be renewed again."""
         if not self._failed:
-            self._emit(Warned(text=f"the model for people is not renewed: {error}", alert=True))
+            why = (str(error).splitlines() or [""])[0] or type(error).__name__
+            self._emit(Warned(text=f"the model for people is not renewed: {why}", alert=True))
         _log.info("%s is not renewed", self._out, exc_info=error)
         self._failed = True

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.model_card import model_card
+from dedloc_kit.export.placing import explained
 from dedloc_kit.export.scores import reports
 from dedloc_kit.export.source import Finished, Trained, model_names
 from dedloc_kit.hub import CARD_FILE, RUN_FILE, described
@@ -121,6 +122,8 @@ def write_trained(folder: Path, source: Trained, place: Place, task_module: str 
 def as_folder(source: Finished | Trained, task_module: str | None = None, beside: Path | None = None) -> Iterator[Path]:
     """What was found as a folder that transformers loads: as it lies there, or written for as long as it is used.
 
+    What a run has written itself it may put a newer one in the place of, as a whole.
+
     :param beside: a folder for what is to be written, which goes in the end; none: where temporary files are
     Raises UserError as `write_trained` and `model_names`.
     """
@@ -130,9 +133,11 @@ def as_folder(source: Finished | Trained, task_module: str | None = None, beside
     elif source.finished is not None:
         yield source.finished
     else:
-        with TemporaryDirectory(prefix=".dedloc-model-", dir=beside) as temporary:
-            write_trained(Path(temporary), source, Place(source.name), task_module)
-            yield Path(temporary)
+        with ExitStack() as stack:
+            with explained(beside or Path(gettempdir())):
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix=".dedloc-model-", dir=beside)))
+                write_trained(folder, source, Place(source.name), task_module)
+            yield folder
 
 
 def _history(source: Trained) -> History:

@@ -41,27 +41,35 @@ def placed(out: Path, of: StateInfo | None = None) -> Iterator[Path]:
     check_free(out)
     temporary = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
-        yield temporary
-        files = tuple(sorted(_files(temporary)))
-        written = Exported(files=files)
-        if of is not None:
-            written = Exported(run_id=of.run_id, step=of.step, round=round_of(of), files=files)
-        (temporary / EXPORTED_FILE).write_text(written.model_dump_json() + "\n", encoding="utf-8")
-        temporary.chmod(0o755)  # mkdtemp keeps everyone else out
-        check_free(out)
-        _replace(temporary, out)
+        with explained(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=_prefix(out), dir=out.parent))
+            yield temporary
+            files = tuple(sorted(_files(temporary)))
+            written = Exported(files=files)
+            if of is not None:
+                written = Exported(run_id=of.run_id, step=of.step, round=round_of(of), files=files)
+            (temporary / EXPORTED_FILE).write_text(written.model_dump_json() + "\n", encoding="utf-8")
+            temporary.chmod(0o755)  # mkdtemp keeps everyone else out
+            check_free(out)
+            _replace(temporary, out)
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def explained(where: Path) -> Iterator[None]:
+    """Raise UserError for what a full disk, or a folder that may not be written to, lets libraries raise within."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:
         if not isinstance(error, OSError | SafetensorError) and not _OF_THE_DISK.search(str(error)):
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"{out} cannot be written ({why}); make room on the disk, or name another folder") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"{where} cannot be written ({why}); make room on the disk, or name another folder") from None
 
 
 def clear_leftovers(out: Path) -> None:

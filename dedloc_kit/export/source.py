@@ -4,6 +4,7 @@ Nothing that is named is changed, for another process may write to it. A name of
 a run's folder says is checked as if it came from the network.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,14 @@ def model_names(folder: Path) -> list[str]:
             raise UserError(f"{folder / name} is larger than {MAX_FILE} bytes, which no model needs; correct it")
     if CONFIG not in small:
         raise UserError(f"{folder} holds no model of transformers: there is no {CONFIG}; name a folder that has one")
+    try:
+        kind = json.loads((folder / CONFIG).read_bytes())["model_type"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        kind = None
+    if not isinstance(kind, str):
+        raise UserError(
+            f"{folder} holds no model of transformers: its {CONFIG} names no model_type; use it as its card says"
+        )
     weights = weight_files(folder)
     if missing := [name for name in weights if not (folder / name).is_file()]:
         raise UserError(f"{folder} lacks {missing[0]}; get the model again")

@@ -169,6 +169,9 @@ def test_as_a_folder_a_model_is_there_for_as_long_as_it_is_used(led: LedRun, tmp
         assert same(folder, led)
     with as_folder(find(str(led.folder / "model"))) as folder:
         assert folder == led.folder / "model"
+    said = r"^/nowhere cannot be written \(No such file or directory\); make room on the disk"
+    with pytest.raises(UserError, match=said), as_folder(find(str(led.folder)), beside=Path("/nowhere")):
+        pass
 
 
 def test_a_model_of_the_hub_is_copied_and_one_that_is_here_is_not(

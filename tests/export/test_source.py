@@ -219,6 +219,16 @@ def test_files_of_a_model_that_lead_elsewhere_or_are_too_large_are_refused(tmp_p
         model_names(model)
 
 
+@pytest.mark.parametrize("config", ["", "[]", "{}", '{"model_type": 1}', "[" * 100_000])
+def test_a_configuration_of_no_model_of_transformers_is_one_line(tmp_path: Path, config: str) -> None:
+    model = model_folder(tmp_path / "model")
+    (model / "config.json").write_text(config)
+    with pytest.raises(
+        UserError, match=r"holds no model of transformers: its config\.json names no model_type; use it"
+    ):
+        model_names(model)
+
+
 def test_a_name_of_the_hub_gives_the_models_files_and_nothing_else(hub: LoopbackHub, tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model")
     files = {path.name: path.read_bytes() for path in model.iterdir()}
