@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Literal, get_args
 
 from dedloc_kit.errors import UserError
@@ -74,8 +75,8 @@ def _as_gguf(source: Finished | Trained, out: Path, kind: Kind, task_module: str
     from dedloc_kit.export.gguf import write_gguf
 
     of = source.tensors.info if isinstance(source, Trained) else None
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", source.name).strip(".-") or "model"
+    name = re.sub(r"[^a-z0-9._-]+", "-", source.name.lower()).strip(".-") or "model"
     file = f"{name}-{kind}.gguf"
     with placed(out, of) as folder, as_folder(source, task_module, beside=out.parent) as model:
         write_gguf(model, folder / file, kind)
-    return f"{out / file} is for llama.cpp; for ollama: ollama create {name} -f {out / 'Modelfile'}"
+    return f"{out / file} is for llama.cpp; for ollama: ollama create {name} -f {quote(str(out / 'Modelfile'))}"
