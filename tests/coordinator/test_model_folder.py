@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from dedloc_kit.coordinator.model_folder import ModelFolder
 from dedloc_kit.events import AnyEvent, Warned
-from dedloc_kit.export.source import Exported, find
+from dedloc_kit.export.source import Exported, Trained, find
 from dedloc_kit.learning.task import Task
+from dedloc_kit.run.parts import PipelineConfig
 from tests.export.runs import LedRun
 from tests.export.written import Written
 from tests.swarm.harness import wait_until
+from tests.text_runs import mixed, text_run, write_text
 from tests.tiny import TinyTask, tiny_run
 
 
@@ -162,3 +165,28 @@ def test_of_a_task_that_writes_nothing_for_people_there_is_no_folder(kept: Kept)
         folder.look(kept.led.checkpoints)
     assert not kept.out.exists()
     assert kept.events == []
+
+
+@pytest.mark.parametrize("divided", [None, "stages", "experts"])
+def test_the_model_of_a_run_in_pieces_is_kept_whole(divided: str | None, tmp_path: Path) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal", model={"tie_word_embeddings": False})
+    if divided == "experts":
+        run = mixed(run)
+    if divided == "stages":
+        exact = run.averaging.model_copy(update={"overlap": False})
+        run = run.model_copy(update={"pipeline": PipelineConfig(stages=2), "averaging": exact})
+    led = LedRun(tmp_path / "run", run)
+    led.step()
+    expected = led.task.evaluate(led.state.snapshot()[0]).loss
+    kept = Kept(led, led.task)
+    with kept.keeping() as folder:
+        folder.look(led.checkpoints)
+    assert kept.events == []
+    assert kept.step() == 1
+    model = AutoModelForCausalLM.from_pretrained(kept.out)
+    if divided != "experts":
+        assert led.task.evaluate(model).loss == pytest.approx(expected, abs=1e-5)
+    found = find(str(led.folder))
+    assert isinstance(found, Trained)
+    assert led.task.evaluate(found.model(led.task)).loss == pytest.approx(expected, abs=1e-5)
