@@ -6339,8 +6339,8 @@ MUTATIONS = (
     Mutation(
         "an export takes the place of a person's files",
         "export/placing.py",
-        "if there and (written is None or there - {*written.files, EXPORTED_FILE}):",
-        "if False:",
+        "if theirs := sorted(set(_files(out)) - ours):",
+        "if theirs := []:",
         "tests/export/test_placing.py -k overwritten",
     ),
     Mutation(

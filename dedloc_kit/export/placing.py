@@ -24,10 +24,10 @@ def check_free(out: Path) -> None:
         return
     if not out.is_dir():
         raise UserError(f"{out} is no folder; name a new one")
-    there = set(_files(out))
     written = Exported.of(out)
-    if there and (written is None or there - {*written.files, EXPORTED_FILE}):
-        raise UserError(f"{out} holds files of something else; name a new folder, or remove it")
+    ours = set() if written is None else {*written.files, EXPORTED_FILE}
+    if theirs := sorted(set(_files(out)) - ours):
+        raise UserError(f"{out} holds something else, such as {theirs[0]}; name a new folder, or remove it")
 
 
 @contextmanager
