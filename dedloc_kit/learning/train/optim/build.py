@@ -14,7 +14,7 @@ from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.run.optimizer import OptimizerConfig
 
 
-def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lamb8Bit | Lars | AdamW:
+def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lars | AdamW:
     """The optimizer over a task's parameter groups, at the rate of the first update; `muon` has `local_optimizer`."""
     rate = learning_rate(config, 0)
     match config.name:
@@ -29,7 +29,7 @@ def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> La
 
 def local_optimizer(
     config: OptimizerConfig, groups: list[dict[str, Any]], model: nn.Module
-) -> Lamb | Lamb8Bit | Lars | AdamW | Muon:
+) -> Lamb | Lars | AdamW | Muon:
     """The same for the steps that a peer takes by itself.
 
     :param model: whose parameters these are; it tells embeddings from other matrices

@@ -24,14 +24,13 @@ class Lamb(LayerwiseOptimizer):
 
     The ratio of the norms is 1 where either of them is 0. |.| is the norm over one parameter tensor.
 
-    The state exists from the construction on, so that a peer can load it before its first update; build
-    the optimizer when the model is already on its device. Per parameter it is `step` (a float32 scalar),
-    `exp_avg` (m) and `exp_avg_sq` (v), both float32 and of the parameter's shape.
+    Build it when the model is already on its device. Per parameter its state is `step` (a float32 scalar), `exp_avg`
+    (m) and `exp_avg_sq` (v), both float32 and of the parameter's shape.
 
     On the CPU the same state and gradients lead to the same bits whatever the number of threads.
     """
 
-    kept = ("step", "exp_avg", "exp_avg_sq")
+    kept: tuple[str, ...] = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(
         self,
@@ -42,24 +41,16 @@ class Lamb(LayerwiseOptimizer):
         weight_decay: float = 0.01,
         max_weight_norm: float = 10_000.0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_weight_norm": max_weight_norm,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm
+        )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters and their state, which starts at zero."""
-        super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            self.state[param] = {
-                "step": torch.zeros((), dtype=torch.float32, device=param.device),
-                "exp_avg": torch.zeros_like(param, dtype=torch.float32),
-                "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
-            }
+    def _first_state(self, param: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=param.device),
+            "exp_avg": torch.zeros_like(param, dtype=torch.float32),
+            "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
+        }
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         # For r + weight_decay x of the largest parameter, or of several small ones.

@@ -1,7 +1,7 @@
 """LAMB with a state of 8 bits."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.learning.train.flat import SMALL_TENSOR, Scratch
 from dedloc_kit.learning.train.optim.blocks import BLOCK, Blocks
-from dedloc_kit.learning.train.optim.layerwise import LayerwiseOptimizer
+from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.portable import CHUNK, Floats, norm
 
 _UNIT = np.float32(2.0**-10)
@@ -19,7 +19,7 @@ _scratch = Scratch()
 """Of all: a host of experts has as many of these optimizers."""
 
 
-class Lamb8Bit(LayerwiseOptimizer):
+class Lamb8Bit(Lamb):
     """`Lamb` with a state of a quarter of the size: 8 bits for a number, in blocks of 256 with a scale each.
 
     With the sums s = beta1 s + g and q = beta2 q + g², which are LAMB's m and v but for factors that depend on the step
@@ -30,8 +30,7 @@ class Lamb8Bit(LayerwiseOptimizer):
     Of a parameter with SMALL_TENSOR values or more `direction` (d) and `root` (of q) are kept. The d of a value that
     has small gradients is as large as that of any other, so it is not lost in its block, and however `root` is rounded,
     what follows from both is no larger step. Of smaller parameters `sum` (s) and `square_sum` (q) are kept in float32.
-    Each has `step` as well. All this exists from the construction on, so that a peer can load it before its first
-    update.
+    Each has `step` as well.
 
     The same state and gradients lead to the same bits on every processor, whatever the number of threads. Parameters
     are float32, contiguous and on the CPU.
@@ -39,29 +38,17 @@ class Lamb8Bit(LayerwiseOptimizer):
 
     kept = ("step", "sum", "square_sum", "direction", "direction_scale", "root", "root_scale")
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        max_weight_norm: float = 10_000.0,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_weight_norm": max_weight_norm,
+    def _first_state(self, param: Tensor) -> dict[str, Tensor]:
+        blocks = -(-param.numel() // BLOCK)
+        step = {"step": torch.zeros(())}
+        if param.numel() < SMALL_TENSOR:
+            return step | {name: torch.zeros(blocks, BLOCK) for name in ("sum", "square_sum")}
+        return step | {
+            "direction": torch.zeros(blocks, BLOCK, dtype=torch.int8),
+            "direction_scale": torch.zeros(blocks),
+            "root": torch.zeros(blocks, BLOCK, dtype=torch.uint8),
+            "root_scale": torch.zeros(blocks),
         }
-        super().__init__(params, defaults)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters and their state, which starts at zero."""
-        super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            self.state[param] = {"step": torch.zeros(())} | _nothing_of(param)
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:
@@ -173,16 +160,3 @@ def _root_of_weights(beta2: float, updates: int) -> float:
 def _epsilon(group: dict[str, Any], updates: int) -> np.float32:
     """LAMB's eps as it is added to the root of q."""
     return np.float32(group["eps"] * _root_of_weights(group["betas"][1], updates)) * _UNIT
-
-
-def _nothing_of(param: Tensor) -> dict[str, Tensor]:
-    """The state before the first update, but for the step."""
-    blocks = -(-param.numel() // BLOCK)
-    if param.numel() < SMALL_TENSOR:
-        return {name: torch.zeros(blocks, BLOCK) for name in ("sum", "square_sum")}
-    return {
-        "direction": torch.zeros(blocks, BLOCK, dtype=torch.int8),
-        "direction_scale": torch.zeros(blocks),
-        "root": torch.zeros(blocks, BLOCK, dtype=torch.uint8),
-        "root_scale": torch.zeros(blocks),
-    }

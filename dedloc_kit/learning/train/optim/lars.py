@@ -20,9 +20,8 @@ class Lars(LayerwiseOptimizer):
     The factor before the brackets is 1 where |x| or |g| is 0, so that what starts at zero can leave it. As in SwAV and
     DeDLOC (there called LARC), the rate stands outside the momentum; in the paper's Algorithm 1 it is inside.
 
-    The state exists from the construction on, so that a peer can load it before its first update: `momentum` (v) of
-    each parameter, float32 and of its shape. On the CPU the same state and gradients lead to the same bits whatever
-    the number of threads.
+    The state is `momentum` (v) of each parameter, float32 and of its shape. On the CPU the same state and gradients
+    lead to the same bits whatever the number of threads.
     """
 
     kept = ("momentum",)
@@ -35,19 +34,12 @@ class Lars(LayerwiseOptimizer):
         weight_decay: float = 1e-6,
         trust_coefficient: float = 0.001,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient
+        )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters and their state, which starts at zero."""
-        super().add_param_group(param_group)
-        for param in self.param_groups[-1]["params"]:
-            self.state[param] = {"momentum": torch.zeros_like(param, dtype=torch.float32)}
+    def _first_state(self, param: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(param, dtype=torch.float32)}
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:

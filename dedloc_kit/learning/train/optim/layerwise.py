@@ -1,6 +1,7 @@
 """What the optimizers for large batches have in common: each parameter tensor gets a step by its own norms."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +13,23 @@ _BLOCK = 4096
 
 
 class LayerwiseOptimizer(Eager, torch.optim.Optimizer):
-    """An optimizer that updates the parameters which have a gradient, group by group."""
+    """An optimizer that updates the parameters which have a gradient, group by group.
+
+    Its state exists from the construction on, so that a peer can load it before its first update.
+    """
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], **defaults: Any) -> None:
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters and their state."""
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            self.state[param] = self._first_state(param)
+
+    @abstractmethod
+    def _first_state(self, param: Tensor) -> dict[str, Tensor]:
+        """Of a parameter before its first update, all zero."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # nobody has a closure
