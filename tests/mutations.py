@@ -4398,8 +4398,8 @@ MUTATIONS = (
     Mutation(
         "packed documents see each other",
         "learning/models/families.py",
-        "mask = (document[:, :, None] == document[:, None, :])[:, None]",
-        "mask = (document[:, :, None] == document[:, :, None])[:, None].expand(-1, -1, -1, document.shape[1])",
+        "document_masks(base.config, positions, causal=False)",
+        "document_masks(base.config, positions + 1, causal=False)",
         "tests/learning/models/test_families.py -k alone",
     ),
     Mutation(
@@ -4426,14 +4426,14 @@ MUTATIONS = (
     Mutation(
         "a decoder keeps a cache, and with it sees all documents",
         "learning/models/families.py",
-        "position_ids=positions, use_cache=False)",
-        "position_ids=positions, use_cache=True)",
+        'uncached = {"use_cache": False} if self.causal',
+        'uncached = {"use_cache": True} if self.causal',
         "tests/learning/models/test_families.py -k alone",
     ),
     Mutation(
         "an architecture whose documents see each other is trained",
-        "learning/models/families.py",
-        "if _differ(plain[:, 4:], other[:, 4:], _LEAK):",
+        "learning/models/packing_check.py",
+        "if differ(plain[:, 4:], other[:, 4:], LEAK):",
         "if False:",
         "tests/learning/models/test_families.py -k refused",
     ),

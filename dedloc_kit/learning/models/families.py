@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
@@ -20,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models import packed_attention
+from dedloc_kit.learning.models.packing_check import ROUNDING, check_packed, check_scores, differ, tried
 from dedloc_kit.pretrained import check_kernels, load_pretrained
 
 NULL = "null"
@@ -36,9 +36,6 @@ _UNDERSTANDING = {
 }
 OF_THE_TOKENIZER = {"vocab_size", *(f"{name}_token_id" for name in ("bos", "eos", "pad", "cls", "sep", "mask", "unk"))}
 """Keys of a model's configuration that are for the tokenizer to say."""
-_WINDOWED = "sliding_attention"
-_LEAK, _ROUNDING = 1e-6, 1e-4
-"""Of the largest value: what a masked token adds is nothing at all, however small the weights of a new model are."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +153,26 @@ class Family:
         transformer: Any = model
         config = transformer.base_model.config
         if config._attn_implementation != packed_attention.NAME:
-            return (_causal_hidden if self.causal else _encoder_hidden)(model, input_ids, positions)
+            return self._plain(model, input_ids, positions)
         device = input_ids.device
         if bounds is not None and packed_attention.in_half(device) and packed_attention.has_kernel(device):
             mask = packed_attention.as_mask(config, bounds)
         else:
             mask = packed_attention.document_masks(config, positions, self.causal)
         return self._masked(model, input_ids, positions, mask)
+
+    def _plain(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if self.causal:
+            # transformers sees from positions that begin again where a document ends, and makes the mask; with a cache
+            # it does not.
+            return self._masked(model, input_ids, positions, None)
+        base = model.base_model
+        masks = packed_attention.document_masks(base.config, positions, causal=False)
+        if not base.config.model_type.startswith("deberta"):
+            return self._masked(model, input_ids, positions, masks)
+        embedded = base.embeddings(input_ids=input_ids, position_ids=positions)  # it takes no such mask from outside
+        hidden: torch.Tensor = base.encoder(embedded, masks[:, 0], output_hidden_states=False)[0]
+        return hidden
 
     def _masked(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor, mask: Any) -> torch.Tensor:
         uncached = {"use_cache": False} if self.causal else {}
@@ -214,14 +224,14 @@ class Family:
         bounds = packed_attention.document_bounds(positions)
         try:
             with packed_attention.narrow_windows(model), tried(model):
-                plain = (_causal_hidden if self.causal else _encoder_hidden)(model, ids, positions)
+                plain = self._plain(model, ids, positions)
                 model.set_attn_implementation(packed_attention.NAME)
                 masks = packed_attention.document_masks(config, positions, self.causal)
                 found = [
                     self._masked(model, ids, positions, each)
                     for each in (masks, packed_attention.as_mask(config, bounds))
                 ]
-                same = not any(_differ(plain, each, _ROUNDING) for each in found)
+                same = not any(differ(plain, each, ROUNDING) for each in found)
         except UserError:
             same = False
         if not same:
@@ -238,50 +248,6 @@ ENCODERS = Family(
 )
 
 
-@contextmanager
-def tried(model: nn.Module) -> Iterator[None]:
-    """Try a model, or a part of one: without dropout and gradients. Raises UserError for whatever it raises."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise _unpackable(model, " ".join(str(error).split())[:200] or type(error).__name__) from None
-    finally:
-        model.train(was_training)
-
-
-def check_packed(
-    model: nn.Module,
-    hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    given: torch.Tensor,
-    causal: bool = True,
-) -> None:
-    """Raise UserError if of two documents the second sees the first or, in a decoder, a word those that follow.
-
-    :param hidden: what the model, or a part of it, makes of what it is given and of positions
-    :param given: [1, 8, ...], four words of each
-    """
-    positions = torch.arange(4).repeat(2)[None]
-    first, later = given.clone(), given.clone()
-    first[0, 1:3] = given[0, [2, 1]]
-    later[0, -1] = given[0, 0]
-    plain, other, after = (hidden(each, positions) for each in (given, first, later))
-    if _differ(plain[:, 4:], other[:, 4:], _LEAK):
-        raise _unpackable(model, "documents in one sequence see each other")
-    if causal and _differ(plain[:, :-1], after[:, :-1], _LEAK):
-        raise _unpackable(model, "words see those that follow")
-
-
-def check_scores(model: nn.Module, own: torch.Tensor, ours: torch.Tensor) -> None:
-    """Raise UserError if the model's own scores are not those that are trained here."""
-    if _differ(own, ours, _ROUNDING):
-        raise _unpackable(model, "its positions or its scores are made in a way of their own")
-
-
 def scores_of(output: nn.Module, hidden: torch.Tensor, cap: float | None) -> torch.Tensor:
     """What an output layer makes of last hidden states, `softcap` included."""
     scores: torch.Tensor = output(hidden)
@@ -292,29 +258,6 @@ def softcap(model: Any) -> float | None:
     """What bounds the scores of a model, as Gemma's are; none if nothing does."""
     cap: float | None = getattr(model.config, "final_logit_softcapping", None)
     return cap
-
-
-def _causal_hidden(model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    # transformers sees from positions that begin again where a document ends, and makes the mask; with a cache it does
-    # not.
-    hidden: torch.Tensor = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False)[0]
-    return hidden
-
-
-def _encoder_hidden(model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    base = model.base_model
-    document = (positions == 0).cumsum(dim=1)
-    mask = (document[:, :, None] == document[:, None, :])[:, None]
-    if base.config.model_type.startswith("deberta"):  # it takes no such mask from outside
-        embedded = base.embeddings(input_ids=input_ids, position_ids=positions)
-        hidden: torch.Tensor = base.encoder(embedded, mask[:, 0], output_hidden_states=False)[0]
-        return hidden
-    masks: Any = mask
-    if _WINDOWED in (getattr(base.config, "layer_types", None) or ()):
-        distance = (positions[:, :, None] - positions[:, None, :]).abs()[:, None]
-        masks = {"full_attention": mask, _WINDOWED: mask & (distance <= base.config.sliding_window)}
-    hidden = base(input_ids=input_ids, position_ids=positions, attention_mask=masks)[0]
-    return hidden
 
 
 def _keys(config_class: type[PretrainedConfig]) -> set[str]:
@@ -354,14 +297,3 @@ def _one_line() -> Iterator[None]:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         said = re.sub(r"^\s*\w*Error: ", "", lines[-1])
         raise UserError(f"task.model cannot be used: {said[:300]}; correct it") from None
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
-    return float((one - other).abs().max()) > tolerance * float(one.abs().max())
-
-
-def _unpackable(model: Any, reason: str) -> UserError:
-    return UserError(
-        f"task.architecture: {model.config.model_type} cannot be trained on packed documents ({reason}); choose "
-        f"another, or a newer transformers than {transformers.__version__}"
-    )

@@ -16,7 +16,8 @@ from dedloc_kit.blocks.architecture import Layout, cut, skeleton
 from dedloc_kit.blocks.ends import FINAL_NORMS
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.models.families import check_packed, check_scores, scores_of, softcap, tried
+from dedloc_kit.learning.models.families import scores_of, softcap
+from dedloc_kit.learning.models.packing_check import check_packed, check_scores, tried
 from dedloc_kit.run.seeds import seed_of
 
 

@@ -18,7 +18,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.frozen import Frozen
 from dedloc_kit.experts.mixture import Mixture, mixtures_of
-from dedloc_kit.learning.models.families import DECODERS, check_scores, tried
+from dedloc_kit.learning.models.families import DECODERS
+from dedloc_kit.learning.models.packing_check import check_scores, tried
 from dedloc_kit.learning.train.flat import Room, zeros_like, zeros_on_disk
 from dedloc_kit.run.parts import ExpertsConfig
 
