@@ -170,8 +170,17 @@ class Cards:
         return found
 
     def compile(self) -> list[float]:
-        """Let each card compile its model for batches as they come from now on; how many times as fast each is."""
-        return [each.result() for each in [worker.compile() for worker in self._workers]]
+        """Let each card compile its model for batches as they come from now on; how many times as fast each is.
+
+        One after the other: what compiles is not made for several threads.
+        """
+        found = []
+        for worker in tuple(self._workers):
+            try:
+                found.append(worker.compile().result())
+            except RuntimeError as error:
+                self._leave_out(worker, error)
+        return found
 
     def compute(self) -> list[Computed]:
         """Give each card that waits a microbatch. Returns what became of those that have been computed, which may be
