@@ -17,6 +17,7 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, schema
+from dedloc_kit.ledger.files import Newest, newest
 from dedloc_kit.ledger.ledger import MAX_STEP_SECONDS
 from dedloc_kit.ledger.schema import MAX_SAMPLES
 from dedloc_kit.records.evaluation import Evaluation, Neighbour, Neighbours, Picture
@@ -835,77 +836,40 @@ def test_a_reader_notices_that_another_process_has_written(path: Path) -> None:
     assert reader.version() != before
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_file_that_is_lost_is_written_anew_with_all_that_was_recorded(path: Path, how: str) -> None:
-    ledger = Ledger(path)
-    assert not ledger.rescue(), "nothing is lost"
-    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
-    reader = Ledger(path, read_only=True)
-    for file in path.parent.glob("ledger.sqlite*"):
-        file.unlink()
-    if how == "replaced":
-        Ledger(path).close()
-    assert ledger.rescue()
-    ledger.record_step(a_step(2), {"p": given(2, 64, 128)})
-    assert reader.replaced
-    assert not ledger.rescue()
-    for opened in (ledger, reader):
-        opened.close()
-    kept = Ledger(path, read_only=True)
-    assert not kept.replaced
-    assert [step.step for step in kept.steps()] == [1, 2]
-    assert [person.samples for person in kept.contributors()] == [128]
-    kept.close()
-    assert not list(path.parent.glob(".*tmp*"))
+def test_a_reader_notices_that_another_file_lies_in_the_place_of_its_own(path: Path) -> None:
+    with closing(Ledger(path)) as ledger, closing(Ledger(path, read_only=True)) as reader:
+        ledger.record_step(a_step(1), {})
+        assert not reader.replaced
+        ledger.copy(path)
+        assert reader.replaced
+        assert [step.step for step in reader.steps()] == [1], "its own is still open"
 
 
-def test_a_disk_that_fails_for_a_moment_costs_nothing(path: Path) -> None:
-    ledger, other = Ledger(path), Ledger(path)
-    ledger.record_step(a_step(1), {})
-    assert ledger.last_step() == 1
-    other.record_step(a_step(2), {})  # so that the first one has to read again
-    log = path.with_name("ledger.sqlite-wal")
-    content = log.read_bytes()
-    os.truncate(log, 0)
-    with pytest.raises(UserError, match="cannot be read now"):
-        ledger.rescue()
-    log.write_bytes(content)
-    assert not ledger.rescue(), "it was whole all the time"
-    assert [step.step for step in ledger.steps()] == [1, 2]
-    for each in (ledger, other):
-        each.close()
+def test_a_copy_is_as_it_was_if_a_step_that_it_must_hold_is_missing(path: Path) -> None:
+    copy = path.with_name("copy.sqlite")
+    with closing(Ledger(path)) as ledger:
+        ledger.record_step(a_step(1), {})
+        assert ledger.copy(copy) == newest(path) == ledger.copy(copy, newest(path))
+        for missing in (Newest(2, "ab"), Newest(1, "another round")):
+            with pytest.raises(UserError, match=r"damaged \(its history is another one\), and its copy .* stays"):
+                ledger.copy(copy, missing)
+    assert newest(copy, finished=True).step == 1
 
 
-def test_of_a_file_that_is_cut_off_what_is_left_is_set_aside_and_never_removed(path: Path) -> None:
-    for step in (1, 2):
-        ledger = Ledger(path)
-        ledger.record_step(a_step(step), {})
-        ledger.close()
-        ledger = Ledger(path)
-        os.truncate(path, path.stat().st_size // 2)
-        left = path.read_bytes()
-        assert ledger.rescue()
-        assert ledger.last_step() == 0, "there is no copy"
-        ledger.close()
-    assert path.with_name("ledger.sqlite.damaged").exists()
-    assert path.with_name("ledger.sqlite.damaged.1").read_bytes() == left
-
-
-def test_a_copy_that_is_damaged_inside_is_not_put_in_the_place_of_a_lost_ledger(path: Path) -> None:
-    ledger, copy = Ledger(path), path.with_name("copy.sqlite")
-    for step in range(1, 200):
-        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
-    ledger.copy(copy)
-    with copy.open("r+b") as file:
-        file.seek(copy.stat().st_size // 2)
+def test_a_copy_is_as_it_was_if_the_ledger_is_damaged_inside(path: Path) -> None:
+    copy = path.with_name("copy.sqlite")
+    with closing(Ledger(path)) as ledger:
+        for step in range(1, 200):
+            ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+    with closing(Ledger(path)) as ledger:
+        ledger.copy(copy)
+        before = copy.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 8192)
-    ledger.close()
-    ledger = Ledger(path)
-    os.truncate(path, 0)
-    assert ledger.rescue(copy)
-    ledger.record_step(a_step(200), {})
-    assert [step.step for step in ledger.steps()] == [200]
-    ledger.close()
+    with closing(Ledger(path)) as ledger, pytest.raises(UserError, match=r"is damaged \(.*stop the coordinator"):
+        ledger.copy(copy)
+    assert copy.read_bytes() == before
 
 
 def lent(step: int, peer: str = "QmLent", size: int = 1000, **parts: float) -> GlobalStep:

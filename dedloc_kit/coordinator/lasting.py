@@ -1,8 +1,8 @@
 """The lasting record of a run: its ledger, its checkpoints and the small files that it cannot do without.
 
 It is compared again and again with what the run knows, and at every start. What is gone, cut off or older than it must
-be is written anew: from the open ledger if that is whole, else from a copy that lies beside the checkpoints and from
-what was recorded since; checkpoints from the state; the small files from what stood in them.
+be is written anew: checkpoints from the state, the small files from what stood in them. The ledger is written anew at a
+start only, from a copy that lies beside the checkpoints; of one that is damaged no copy is made.
 """
 
 import json
@@ -11,7 +11,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from dedloc_kit.access.guests import ADMITTED_FILE, BOOK_FILE
@@ -20,6 +19,7 @@ from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE, key_id
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found
 from dedloc_kit.learning.train.state.ruined import RUINED_FILE
+from dedloc_kit.ledger.files import NOTHING
 from dedloc_kit.ledger.rescuing import opened
 from dedloc_kit.machine.private import make_private, write_private
 from dedloc_kit.memory import MEMORY_FILE, own_id
@@ -33,7 +33,7 @@ LEDGER_FILE = "ledger.sqlite"
 COPY_FILE = "ledger-copy.sqlite"
 """Among the checkpoints."""
 COPY_WRITES = 20
-"""After so many steps and evaluations the copy is renewed; until then they are kept in memory as well."""
+"""After so many steps and evaluations the copy is renewed."""
 JSON_FILES = (
     *(INVITATION_FILE, MEMORY_FILE, ORDERS_FILE, BOOK_FILE, ADMITTED_FILE),
     f"checkpoints/{RUINED_FILE}",
@@ -107,7 +107,10 @@ class LastingRecord:
         self.ledger, lost = opened(folder / LEDGER_FILE, self._copy, answers)
         self._lost = [lost] if lost else []
         self._least = self.ledger.last_step()
-        self._since: list[Callable[[], None]] = []
+        self._writes = 0
+        """Since the copy was renewed."""
+        self._copied = NOTHING
+        """The newest step in the copy; of a ledger that lacks it no copy is made."""
         self._sizes: dict[Path, int] = {}
         self._held = {folder / name: b"" for name in (IDENTITY_FILE, *JSON_FILES)}
         self._look_at_files()
@@ -133,9 +136,12 @@ class LastingRecord:
 
     def step(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """Record a global step; raises UserError if that is not possible now."""
-        self._write(partial(self.ledger.record_step, step, contributions))
-        if step.step < self._least:  # it was forgotten with those after it, and must not come back from the copy
+        self.ledger.record_step(step, contributions)
+        if step.step <= self._least:  # it was forgotten with those after it, and must not come back from the copy
+            self._copied = NOTHING
             self._renew_copy()
+        else:
+            self._count_write()
         self._least = self.ledger.last_step()
 
     def evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
@@ -151,7 +157,8 @@ class LastingRecord:
                 step,
             )
             self.checkpoints.forget_best()
-        self._write(partial(self.ledger.record_evaluation, step, evaluation, time))
+        self.ledger.record_evaluation(step, evaluation, time)
+        self._count_write()
 
     def checkpoint(self, found: Found, spare: int | None) -> None:
         """Keep a state, and that of the step `spare`; errors as `Checkpoints.save`."""
@@ -166,32 +173,24 @@ class LastingRecord:
         :param state: gives a copy of the current state
         """
         self._look_at_files()
-        self._look_at_ledger()
         self._look_at_checkpoints(state)
         if not self._copy.exists():
-            self._lost.append("the ledger's copy")
             self._renew_copy()
+            self._lost.append("the ledger's copy")
 
     def close(self) -> None:
         with suppress(UserError):
             self._renew_copy()
         self.ledger.close()
 
-    def _write(self, write: Callable[[], None]) -> None:
-        write()
-        self._since.append(write)
-        if len(self._since) >= COPY_WRITES:
+    def _count_write(self) -> None:
+        self._writes += 1
+        if self._writes >= COPY_WRITES:
             self._renew_copy()
 
     def _renew_copy(self) -> None:
-        self.ledger.copy(self._copy)
-        self._since = []
-
-    def _look_at_ledger(self) -> None:
-        if self.ledger.rescue(self._copy, self._least):
-            self._lost.append("the ledger")
-            for write in self._since:
-                write()
+        self._copied = self.ledger.copy(self._copy, self._copied)
+        self._writes = 0
 
     def _look_at_checkpoints(self, state: Callable[[], Found]) -> None:
         gone = [path for path, size in self._sizes.items() if not (path.exists() and path.stat().st_size == size)]

@@ -48,7 +48,7 @@ def check(path: Path, known: Newest = NOTHING, *, finished: bool = False) -> Non
     with _reading(path, finished) as connection:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
-            raise Damaged(found)
+            raise Damaged(found.splitlines()[-1])
         query = "SELECT 1 FROM steps WHERE step = ? AND round = ?"
         if known != NOTHING and connection.execute(query, known).fetchone() is None:
             raise Damaged("its history is another one")

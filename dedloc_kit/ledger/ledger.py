@@ -23,7 +23,7 @@ from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger.credit import credited, withdraw
-from dedloc_kit.ledger.files import Damaged, back_up, set_aside, write_second
+from dedloc_kit.ledger.files import NOTHING, Damaged, Newest, back_up, newest
 from dedloc_kit.ledger.files import check as check_file
 from dedloc_kit.ledger.hosted import confirm
 from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
@@ -81,80 +81,39 @@ class Ledger(Reader):
             raise UserError(f"{path}: the ledger cannot be opened ({error}); {fix}") from None
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
-        self._file, self._beside, self._size = _file_at(path), _file_at(self._log), _size_of(path)
+        self._file = _file_at(path)
 
     @property
     def path(self) -> Path:
         return self._path
 
     @property
-    def _log(self) -> Path:
-        """The write-ahead log beside it."""
-        return self._path.with_name(f"{self._path.name}-wal")
-
-    @property
     def replaced(self) -> bool:
         """Whether another file lies in the place of the one that is open here."""
         return _file_at(self._path) not in (None, self._file)
 
-    def copy(self, path: Path) -> None:
-        """Write all that is recorded to another file, at once. Raises UserError if that fails."""
+    def copy(self, path: Path, known: Newest = NOTHING) -> Newest:
+        """Write all that is recorded to another file, at once, if it is whole; returns how far that goes.
+
+        Raises UserError if that fails; then the other file is as it was.
+
+        :param known: a step that must be among it
+        """
         fresh = path.with_name(f".{path.name}.tmp")
         try:
             with self._lock:
                 back_up(self._connection, fresh)
+            check_file(fresh, known, finished=True)
+            found = newest(fresh, finished=True)
             os.replace(fresh, path)
-        except (OSError, sqlite3.Error, Damaged) as error:
+            return found
+        except Damaged as error:
+            raise UserError(
+                f"{self._path} is damaged ({error}), and its copy {path} stays as it was; stop the coordinator and "
+                "start it again: it goes on from the copy"
+            ) from None
+        except (OSError, sqlite3.Error) as error:
             raise UserError(f"{path}: the ledger's copy cannot be written ({error})") from None
-
-    def rescue(self, copy: Path | None = None, least: int = 0) -> bool:
-        """Write the file anew if it was deleted, replaced, cut off or does not go as far as it must; whether it was.
-
-        One that was deleted is still open here, with everything. Where that is not whole the copy takes its place:
-        what came after is to be recorded again. Raises UserError if the file cannot be written.
-
-        :param least: the step to which it must go
-        """
-        with self._lock:
-            there, size, whole = _file_at(self._path), _size_of(self._path), False
-            # The main file only ever grows, and its log stays; one that went with its log is still open.
-            as_before = size >= self._size and self._beside in (None, _file_at(self._log))
-            try:
-                whole = (there != self._file or as_before) and self.last_step() >= least
-            except sqlite3.OperationalError as error:  # not the file's fault
-                raise UserError(f"{self._path}: the ledger cannot be read now ({error}); check the disk") from None
-            except sqlite3.DatabaseError:
-                whole = False
-            if whole and there == self._file:
-                self._size, self._beside = size, _file_at(self._log)
-                return False
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                fresh = self._second(whole, copy)
-                set_aside(self._path)
-                self._connection.close()  # before there is a new one: it takes away what lies beside the path
-                if fresh is not None:  # or nothing is left but what is recorded from now on
-                    os.replace(fresh, self._path)
-                self._connection, self._guests = self._open(read_only=False), {}
-            except (OSError, sqlite3.Error) as error:
-                raise UserError(f"{self._path}: the lost ledger cannot be written anew ({error})") from None
-            self._file, self._beside = _file_at(self._path), _file_at(self._log)
-            self._size = _size_of(self._path)
-            return True
-
-    def _second(self, whole: bool, copy: Path | None) -> Path | None:
-        """A new file with all that is open here, if that is whole, or with what the copy holds; none without either."""
-        fresh = self._path.with_name(f".{self._path.name}.tmp")
-        with suppress(Damaged):
-            if whole:
-                back_up(self._connection, fresh)
-                return fresh
-        with suppress(Damaged):
-            if copy is not None and copy.exists():
-                check_file(copy, finished=True)
-                write_second(copy, fresh, finished=True)
-                return fresh
-        return None
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.
@@ -341,7 +300,10 @@ class Ledger(Reader):
             except sqlite3.IntegrityError:
                 raise
             except sqlite3.DatabaseError as error:
-                raise UserError(f"{self._path} is damaged ({error}); it is written anew in a moment") from None
+                raise UserError(
+                    f"{self._path} is damaged ({error}); stop the coordinator and start it again: it goes on from the "
+                    "ledger's copy"
+                ) from None
 
     def _count(self, kind: str, more: int) -> None:
         self._connection.execute(
@@ -511,7 +473,3 @@ def _file_at(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""A ledger whose file was lost, cut off or put back from earlier is taken from its copy."""
+"""At a start, a ledger whose file was lost, cut off or put back from earlier is taken from its copy."""
 
 import os
 import sqlite3
@@ -52,8 +52,11 @@ def opened(path: Path, copy: Path, answers: int = 0) -> tuple[Ledger, str]:
 
 
 def _newest(path: Path) -> Newest | None:
-    """As `newest`, none if the file is damaged."""
+    """As `newest`, none if the file is damaged anywhere."""
     try:
-        return newest(path)
+        found = newest(path)
+        if found != NOTHING:
+            check(path)
+        return found
     except Damaged:
         return None

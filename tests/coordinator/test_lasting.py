@@ -96,26 +96,57 @@ def steps_in(folder: Path) -> list[int]:
         ledger.close()
 
 
-@pytest.mark.parametrize("how", [os.unlink, cut, lambda path: path.write_bytes(b""), put_back])
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
 @pytest.mark.parametrize("steps", [5, COPY_WRITES + 5])
-def test_a_ledger_that_is_lost_while_the_run_goes_on_is_whole_again(
-    folder: Path, kept: LastingRecord, how: Callable[[Path], object], steps: int
+def test_a_ledger_that_is_deleted_while_the_run_goes_on_is_whole_at_the_next_start(
+    folder: Path, kept: LastingRecord, steps: int
 ) -> None:
     record(kept, *range(1, steps + 1))
     kept.evaluation(3, Evaluation(loss=1.5), 3.0)
-    kept.repair(lambda: state(steps))
-    assert kept.lost() == []
-    how(folder / LEDGER_FILE)
-    kept.repair(lambda: state(steps))
-    assert kept.lost() == ["the ledger"]
-    assert steps_in(folder) == list(range(1, steps + 1))
+    (folder / LEDGER_FILE).unlink()
     record(kept, steps + 1)
-    assert [(point.step, point.loss) for point in kept.ledger.evaluations()] == [(3, 1.5)]
+    kept.repair(lambda: state(steps))
+    assert kept.lost() == [], "what is recorded goes on into the open file"
     kept.close()
+    again = LastingRecord(folder, keep=2)
+    assert again.lost() == [f"the ledger (its copy goes to step {steps + 1})"]
+    assert [(point.step, point.loss) for point in again.ledger.evaluations()] == [(3, 1.5)]
+    again.close()
     assert steps_in(folder) == list(range(1, steps + 2))
 
 
-@pytest.mark.parametrize("how", [os.unlink, cut, lambda path: path.write_bytes(b"no ledger" * 99), put_back])
+@pytest.mark.parametrize("how", [cut, empty])
+def test_a_ledger_that_is_damaged_while_the_run_goes_on_is_told_and_taken_from_its_copy_at_the_next_start(
+    folder: Path, kept: LastingRecord, how: Callable[[Path], object]
+) -> None:
+    record(kept, *range(1, 8))
+    kept.close()
+    kept = LastingRecord(folder, keep=2)
+    kept.begin(info(7))
+    how(folder / LEDGER_FILE)
+    for step in range(8, 8 + COPY_WRITES):
+        with pytest.raises(UserError, match=r"ledger\.sqlite is damaged .*; stop the coordinator and start it again"):
+            record(kept, step)
+    kept.close()
+    again = LastingRecord(folder, keep=2)
+    assert again.lost() == ["the ledger (its copy goes to step 7)"]
+    again.close()
+    assert steps_in(folder) == list(range(1, 8))
+
+
+def break_inside(path: Path) -> None:
+    """What is broken is not what is read first."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\xff" * 8192)
+
+
+@pytest.mark.parametrize(
+    "how", [os.unlink, cut, lambda path: path.write_bytes(b"no ledger" * 99), put_back, break_inside]
+)
 def test_a_ledger_that_is_lost_while_the_run_rests_is_taken_from_its_copy(
     folder: Path, kept: LastingRecord, how: Callable[[Path], object]
 ) -> None:

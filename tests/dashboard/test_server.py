@@ -4,6 +4,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -563,14 +564,15 @@ def test_garbage_collection_passes_over_all_that_stood_before_the_page_was_serve
         served.stop()
 
 
-def test_a_ledger_that_was_lost_and_written_anew_is_read_on(dashboard: Dashboard, path: Path) -> None:
+def test_a_ledger_in_whose_place_a_start_has_put_its_copy_is_read_on(dashboard: Dashboard, path: Path) -> None:
     fill(path, steps=2)
     assert state_of(dashboard)["step"] == 2
-    ledger = Ledger(path)
+    copy = path.with_name("copy.sqlite")
+    with closing(Ledger(path)) as ledger:
+        ledger.copy(copy)
     for file in path.parent.glob("ledger.sqlite*"):
         file.unlink()
     assert state_of(dashboard)["step"] == 2, "what was known stays"
-    assert ledger.rescue()
-    ledger.close()
+    copy.replace(path)
     fill(path, steps=4)
     assert state_of(dashboard)["step"] == 4

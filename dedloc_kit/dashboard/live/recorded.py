@@ -85,7 +85,7 @@ class Recorded:
 
     def _open(self) -> Ledger | None:
         with self._opening:
-            if self._ledger is not None and self._ledger.replaced:  # it was lost, and written anew
+            if self._ledger is not None and self._ledger.replaced:  # a start has put its copy there
                 self._ledger.close()
                 self._ledger = None
             if self._ledger is None and self._path.exists():
