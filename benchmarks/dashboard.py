@@ -54,8 +54,7 @@ STEPS_PER_EVENT = 10
 
 
 def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict[str, float]:
-    """A ledger as a long run leaves it: some give often, most seldom. Made in bulk, as an earlier version would have
-    left it, and brought up to date by the ledger itself."""
+    """A ledger as a long run leaves it: some give often, most seldom. Made in bulk."""
     began, start = time.monotonic(), time.time() - steps * STEP_SECONDS
     random = np.random.default_rng(7)
     per_step = contributions // steps
@@ -64,8 +63,7 @@ def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict
     taken = np.zeros(people * SESSIONS, dtype=np.int64)
     with closing(sqlite3.connect(path, isolation_level=None)) as ledger:
         ledger.execute("PRAGMA journal_mode = WAL")
-        for script in schema.VERSIONS[:2]:
-            ledger.executescript(script)
+        schema.prepare(ledger)
         ledger.execute("BEGIN")
         for step in range(1, steps + 1):
             # The largest of weights with Gumbel noise: a draw without replacement.
@@ -76,7 +74,7 @@ def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict
             when = start + step * STEP_SECONDS
             loss = 2.0 + 8.0 * float(np.exp(-step / steps * 5))
             row = (step, f"{step:040x}", when, 64 * per_step, loss, per_step + 1, 2.5)
-            ledger.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            ledger.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL, NULL)", row)
             ledger.executemany(
                 "INSERT INTO contributions VALUES (?, ?, 64, ?, ?, ?)",
                 [
@@ -92,16 +90,10 @@ def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict
             ],
         )
         ledger.executemany(
-            "INSERT INTO evaluations VALUES (?, ?, ?, '{\"masked accuracy\": 0.5}', '[]')",
+            "INSERT INTO evaluations VALUES (?, ?, ?, '{\"masked accuracy\": 0.5}', '[]', '')",
             [(step, 3.0, start + step * STEP_SECONDS) for step in range(0, steps + 1, 10)],
         )
-        ledger.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-        ledger.execute("PRAGMA user_version = 2")
-        ledger.execute("COMMIT")
-    made = time.monotonic()
-    Ledger(path).close()
-    updated = time.monotonic()
-    with closing(sqlite3.connect(path)) as ledger:
+        _sum_up(ledger)
         visits = [
             (
                 peer_id(n % people),
@@ -118,8 +110,30 @@ def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict
         )
         ledger.execute("UPDATE people SET seconds = 36000, team = 'team ' || (samples % 30)")
         ledger.execute("INSERT INTO devices SELECT peer, 'NVIDIA T4' FROM people")
-        ledger.commit()
-    return {"make_seconds": made - began, "update_seconds": updated - made, "bytes": path.stat().st_size}
+        ledger.execute("COMMIT")
+    return {"make_seconds": time.monotonic() - began, "bytes": path.stat().st_size}
+
+
+def _sum_up(ledger: sqlite3.Connection) -> None:
+    """Fill the running sums from what was given."""
+    now = time.time()
+    ledger.create_function("recent_average", 2, schema.recent_average, deterministic=True)
+    ledger.execute(
+        "INSERT INTO people (peer, name, samples, steps, sessions, first_seen, last_seen, recent_time)"
+        " SELECT peer, max(name), sum(samples), sum(steps), count(*), min(first_seen), max(last_seen), ?"
+        " FROM parts WHERE samples > 0 GROUP BY peer",
+        (now,),
+    )
+    ledger.execute(
+        f"INSERT INTO days SELECT peer, CAST(steps.time / {schema.DAY_SECONDS} AS INTEGER) AS day,"
+        " sum(contributions.samples) FROM contributions JOIN parts ON parts.id = part JOIN steps USING (step)"
+        " GROUP BY peer, day"
+    )
+    ledger.execute(
+        f"UPDATE people SET recent = (SELECT total(recent_average(samples, ?1 - {schema.DAY_SECONDS} * (day + 0.5)))"
+        " FROM days WHERE days.peer = people.peer)",
+        (now,),
+    )
 
 
 def peer_id(number: int) -> str:
@@ -313,7 +327,7 @@ def resident_bytes() -> int:
 
 
 def show_ledger(row: dict[str, float]) -> None:
-    print(f"ledger: {row['bytes'] / 1e6:.0f} MB, brought up to date in {row['update_seconds']:.1f} s")
+    print(f"ledger: {row['bytes'] / 1e6:.0f} MB, made in {row['make_seconds']:.1f} s")
 
 
 def show_calls(calls: dict[str, dict[str, float]]) -> None:

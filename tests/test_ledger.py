@@ -450,13 +450,25 @@ def test_a_ledger_that_is_made_while_somebody_looks_is_unready_or_ready_and_noth
     assert making > 1
 
 
-def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (99, "newer version of dedloc_kit; upgrade"),
+        (10, r"earlier version .*; go on with dedloc_kit [0-9.]+, which reads and exports it, or move it away"),
+        (1, "tables of version 1, here"),
+    ],
+)
+def test_a_ledger_of_another_version_is_explained_and_left_alone(path: Path, version: int, told: str) -> None:
     Ledger(path).close()
-    with sqlite3.connect(path) as newer:
-        newer.execute("PRAGMA user_version = 99")
-    newer.close()
-    with pytest.raises(UserError, match="newer version of dedloc_kit; upgrade"):
-        Ledger(path)
+    with sqlite3.connect(path) as other:
+        other.execute(f"PRAGMA user_version = {version}")
+        other.execute("DROP TABLE answered")
+    other.close()
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(UserError, match=told):
+            Ledger(path, read_only=read_only)
+    assert path.read_bytes() == before
 
 
 def test_who_was_left_out_of_a_step_is_kept_with_it_and_counted_once(path: Path) -> None:
@@ -573,11 +585,8 @@ def test_what_was_given_before_this_ledger_began_stays_to_the_credit_of_whoever_
 
 
 def test_a_conviction_of_which_it_is_not_known_what_was_right_withdraws_nothing(path: Path) -> None:
-    with sqlite3.connect(path, isolation_level=None) as before:
-        schema.prepare(before, 7)
-        before.execute("INSERT INTO convictions VALUES ('p', ?, 'Asha', 'it lied', NULL)", (NOON,))
-    before.close()
     ledger = Ledger(path)
+    ledger.record_convictions([replace(ASHA, last_passed=None)])
     ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
     (held,) = ledger.convictions()[1]
     assert (credit(ledger), held.last_passed) == ({"p": (10, 1)}, None)
@@ -595,61 +604,6 @@ def test_convictions_are_taken_over_as_another_ledger_has_them(path: Path) -> No
     assert reader.version() == before
     ledger.take_convictions([replace(held, lifted=NOON + 9)])
     assert (ledger.convictions()[0], ledger.sent_away(), credit(ledger)) == (2, set(), {"p": (10, 1)})
-
-
-def test_a_ledger_of_before_there_were_convictions_has_none_yet(path: Path) -> None:
-    with sqlite3.connect(path, isolation_level=None) as before:
-        schema.prepare(before, 6)
-    before.close()
-    ledger = Ledger(path)
-    assert ledger.convictions() == (0, [])
-    ledger.record_convictions([ASHA])
-    assert ledger.convictions() == (1, [ASHA])
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path, version: int) -> None:
-    with sqlite3.connect(path) as before:
-        for script in schema.VERSIONS[:version]:
-            before.executescript(script)
-        before.execute("INSERT INTO parts VALUES (1, 'p', 'a1', 'Asha', 0, NULL, 128, 2, 1000.0, 1001.0)")
-        before.execute("INSERT INTO parts VALUES (2, 'p', 'b2', 'Asha at work', 0, NULL, 64, 1, 1002.0, 1002.0)")
-        before.execute("INSERT INTO parts VALUES (3, 'q', 'c3', 'Bo', 0, NULL, 0, 0, 1000.0, 1000.0)")
-        for step, part, total in ((1, 1, 64), (2, 1, 128), (3, 2, 64)):
-            before.execute("INSERT INTO steps VALUES (?, ?, ?, 64, 2.0, 2, 0.5)", (step, f"a{step:x}", NOON))
-            before.execute("INSERT INTO contributions VALUES (?, ?, 64, ?, 2.0, 1000.0)", (step, part, total))
-        before.execute("INSERT INTO evaluations (step, loss, time) VALUES (1, 1.5, 7.0)")
-        before.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-        before.execute(f"PRAGMA user_version = {version}")
-    before.close()
-    with pytest.raises(UserError, match="wait until the coordinator has started"):
-        Ledger(path, read_only=True)
-    ledger = Ledger(path)
-    ledger.record_evaluation(2, Evaluation(loss=1.25, metrics={"masked accuracy": 0.5}, samples=(GAP,)), 8.0)
-    ledger.record_step(a_step(4), {"p": given(4, 8, 72, session="b2", name="Asha at work")})
-    reader = Ledger(path, read_only=True)
-    assert reader.evaluations() == [
-        EvaluationPoint(1, 1.5, 7.0, {}),
-        EvaluationPoint(2, 1.25, 8.0, {"masked accuracy": 0.5}),
-    ]
-    assert reader.samples_on_the_way(5) == [(2, [GAP])]
-    assert reader.steps(limit=1)[0].compute is None
-    assert totals(reader) == {"p": 200}
-    (asha,) = reader.people()
-    assert (asha.name, asha.steps, asha.sessions, asha.seconds) == ("Asha at work", 4, 2, 0.0)
-    assert reader.days_of("p")[0] == (20_000, 192)
-    assert asha.recent == pytest.approx(8 * math.log(2) / 7, rel=0.01), "what was given years ago is not recent"
-
-
-def test_steps_of_a_ledger_of_before_were_taken_without_nobody_who_is_known(path: Path) -> None:
-    with sqlite3.connect(path, isolation_level=None) as before:
-        schema.prepare(before, 5)
-        before.execute("INSERT INTO steps VALUES (1, 'a1', 1001.0, 64, 2.0, 2, 0.5, 1.0, 1.0, 1.0, 1.0)")
-    before.close()
-    ledger = Ledger(path)
-    ledger.record_step(a_step(2), {})
-    assert [(step.step, step.apply, step.left_out) for step in ledger.steps()] == [(1, 1.0, None), (2, None, None)]
-    assert ledger.left_out(most=9) == (0, [])
 
 
 def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None:

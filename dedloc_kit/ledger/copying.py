@@ -44,8 +44,8 @@ def restore(ledger: Path, copy: Path) -> None:
 
     :param copy: a folder, or an archive of one as the page hands it out
 
-    Others may have the ledger open. A copy of an earlier version is brought up to date. Raises UserError, and changes
-    nothing, if the copy is none of a ledger, is incomplete or holds what no ledger does.
+    Others may have the ledger open. Raises UserError, and changes nothing, if the copy is none of a ledger of this
+    version, is incomplete or holds what no ledger does.
     """
     try:
         with tempfile.TemporaryDirectory(dir=ledger.parent) as place:

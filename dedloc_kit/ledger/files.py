@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from dedloc_kit.ledger.schema import check_version
+
 KEPT_DAMAGED = 8
 """Files of one ledger that are moved out of the way; after that the newest takes the place of the one before it."""
 _SUFFIXES = ("", "-wal", "-shm")
@@ -30,13 +32,14 @@ NOTHING = Newest()
 def newest(path: Path, *, finished: bool = False) -> Newest:
     """Read how far a file goes; one that is missing or empty holds nothing.
 
-    Raises Damaged, and OSError or sqlite3.OperationalError if the disk fails.
+    Raises Damaged, OSError or sqlite3.OperationalError if the disk fails, UserError for a ledger of another version.
 
     :param finished: nobody writes to it and nothing of it is in a log, so it can be read on a full disk too
     """
     if not _size_of(path):
         return NOTHING
     with _reading(path, finished) as connection:
+        check_version(connection, path)
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'steps'").fetchone() is None:
             return NOTHING
         row = connection.execute("SELECT step, round FROM steps ORDER BY step DESC LIMIT 1").fetchone()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger.schema import VERSION, prepare
+from dedloc_kit.ledger.schema import VERSION, of_another_version, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
 from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 from dedloc_kit.records.evaluation import Evaluation, Picture
@@ -59,7 +59,7 @@ def fill(ledger: Path, copy: Path) -> None:
         if not files:
             raise UserError(f"there is no copy of a ledger in {copy}")
         with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
-            prepare(connection, _common_version(files))
+            prepare(connection)
             connection.execute("BEGIN")
             _fill_tables(connection, files)
             connection.execute("COMMIT")
@@ -97,18 +97,10 @@ def confine() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
-def _common_version(files: Mapping[str, Path]) -> int:
-    """Of the ledger that was copied."""
-    versions = set()
+def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> None:
     for path in files.values():
         with _reading(path), _opened(path) as table:
-            versions.add(_version_of(table))
-    if len(versions) > 1:
-        raise UserError("the copy of the ledger does not fit together; use another one")
-    return versions.pop()
-
-
-def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> None:
+            _check_version(table)
     tables = set(table_names(connection))
     for strange in sorted(files.keys() - tables):
         raise UserError(f"{strange}.parquet is no table of a ledger")
@@ -143,7 +135,7 @@ def _fill(connection: sqlite3.Connection, name: str, table: "Parquet") -> None:
             _check(columns[column_name], values)
         if name in ("evaluations", "former_evaluations"):
             _check_evaluations(batch)
-        if name == "steps" and "left_out" in columns:
+        if name == "steps":
             _check_steps(batch)
         if name == "pictures":
             _check_pictures(batch)
@@ -178,8 +170,8 @@ def _check(column: Column, values: "pa.Array") -> None:
 
 def _check_evaluations(batch: "pa.RecordBatch") -> None:
     for row in batch.to_pylist():
-        texts = {key: json.loads(row[key]) for key in ("metrics", "samples") if key in row}
-        Evaluation.model_validate_json(json.dumps({"loss": row["loss"], "held_out": row.get("held_out", ""), **texts}))
+        texts = {key: json.loads(row[key]) for key in ("metrics", "samples")}
+        Evaluation.model_validate_json(json.dumps({"loss": row["loss"], "held_out": row["held_out"], **texts}))
 
 
 def _check_steps(batch: "pa.RecordBatch") -> None:
@@ -207,16 +199,15 @@ def _opened(path: Path) -> "Parquet":
     return table
 
 
-def _version_of(table: "Parquet") -> int:
+def _check_version(table: "Parquet") -> None:
     try:
         version = int((table.schema.metadata or {})[VERSION_KEY])
     except (KeyError, ValueError):
         version = 0
     if version < 1:
         raise ValueError("is no table of a ledger")
-    if version > VERSION:
-        raise ValueError("was made by a newer version of dedloc_kit; upgrade this installation")
-    return version
+    if version != VERSION:
+        raise ValueError(of_another_version(version))
 
 
 @contextmanager

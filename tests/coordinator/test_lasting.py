@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -202,6 +204,23 @@ def test_a_lost_ledger_is_not_begun_anew_while_its_copy_cannot_be_read(
     assert again.lost() == ["the ledger (its copy goes to step 7)"]
     again.close()
     assert steps_in(folder) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("name", [LEDGER_FILE, f"checkpoints/{COPY_FILE}"])
+def test_a_ledger_of_an_earlier_version_is_told_and_nothing_is_moved(
+    folder: Path, kept: LastingRecord, name: str
+) -> None:
+    record(kept, *range(1, 8))
+    kept.close()
+    for each in (LEDGER_FILE, f"checkpoints/{COPY_FILE}"):
+        with closing(sqlite3.connect(folder / each)) as file:
+            file.execute("PRAGMA journal_mode = DELETE")
+    with closing(sqlite3.connect(folder / name)) as file:
+        file.execute("PRAGMA user_version = 10")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=f"{name} was made by an earlier version of dedloc_kit"):
+        LastingRecord(folder, keep=2)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_nothing_is_moved_before_there_is_a_whole_file_to_take_its_place(folder: Path, kept: LastingRecord) -> None:
