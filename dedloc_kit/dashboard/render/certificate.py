@@ -1,17 +1,14 @@
 """A thank-you to one volunteer: what it says, and its picture in SVG, which a browser can print."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
 from dedloc_kit.display.human import count, duration, share, size
-from dedloc_kit.run.seeds import seed_of
 
 WIDTH, HEIGHT = 297.0, 210.0
 """Millimetres: A4, lying."""
-PAPER, INK, MUTED, LINE, GREEN, OCHRE = "#fffefa", "#1f2420", "#61665d", "#d8d2c0", "#1b7257", "#b9561b"
+PAPER, INK, MUTED, LINE, GREEN = "#fffefa", "#1f2420", "#61665d", "#d8d2c0", "#1b7257"
 _SERIF = "Iowan Old Style, Palatino Linotype, Palatino, Georgia, Noto Serif, Times, serif"
 _SANS = "Helvetica, Arial, Noto Sans, sans-serif"
 _POINT = 25.4 / 72
@@ -104,21 +101,6 @@ def name_points(name: str) -> float:
     return min(40.0, 620 / max(1, len(name)))
 
 
-def rosettes(certificate: Certificate) -> list[tuple[list[tuple[float, float]], str]]:
-    """Two fine closed curves in the corners, as on banknotes, with their colours; they differ from peer to peer."""
-    seed = seed_of("certificate", certificate.run_id, certificate.peer)
-    petals = (19, 23, 25, 29, 31, 37)[seed % 6]  # none shares a factor with the seven turns: the curve is one
-    depth = 0.45 + (seed >> 8) % 320 / 1000
-    curves = []
-    for x, y, colour in ((38.0, HEIGHT - 38.0, GREEN), (WIDTH - 38.0, 38.0, OCHRE)):
-        points = []
-        for angle in (2 * math.pi * 7 * part / 2520 for part in range(2521)):
-            radius = 18 * (1 - depth / 2 + depth / 2 * math.cos(angle * petals / 7))
-            points.append((x + radius * math.cos(angle), y + radius * math.sin(angle)))
-        curves.append((points, colour))
-    return curves
-
-
 def certificate_svg(certificate: Certificate) -> str:
     """The picture; it needs no style of its own, so that the page's policy lets it be opened by itself."""
     gave = f"{count(certificate.samples, 'sample')} for {certificate.run}" if certificate.samples else certificate.run
@@ -133,8 +115,6 @@ def certificate_svg(certificate: Certificate) -> str:
             f'<rect x="{inset}" y="{inset}" width="{WIDTH - 2 * inset:g}" height="{HEIGHT - 2 * inset:g}" rx="2" '
             f'fill="none" stroke="{colour}" stroke-width="{width}"/>'
         )
-    for points, colour in rosettes(certificate):
-        parts.append(f'<path d="M{_path(points)}Z" fill="none" stroke="{colour}" stroke-width="0.12"/>')
     parts.append(_text(Line(WIDTH / 2, 74, certificate.name, name_points(certificate.name), serif=True)))
     parts.append(f'<path d="M{WIDTH / 2 - 45} 82H{WIDTH / 2 + 45}" stroke="{LINE}" stroke-width="0.4"/>')
     for line in lines(certificate):
@@ -149,10 +129,6 @@ def _text(line: Line) -> str:
         f'<text x="{line.x:g}" y="{line.y:g}" font-family="{_SERIF if line.serif else _SANS}" '
         f'font-size="{line.points * _POINT:.2f}" fill="{line.colour}"{spacing}>{escape(line.text)}</text>'
     )
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "L".join(f"{x:.2f} {y:.2f}" for x, y in points)
 
 
 def _day(time: float) -> str:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dedloc_kit.dashboard.render.certificate import HEIGHT, WIDTH, Certificate, certificate_svg, rosettes
+from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
 from dedloc_kit.display.human import visible
 from tests.dashboard.runs import HOSTILE_NAMES
 
@@ -77,11 +77,3 @@ def test_absurd_numbers_make_a_certificate_too() -> None:
     long = {"run": "x" * 64, "run_id": "x" * 81, "peer": "Q" * 128, "address": "https://" + "h" * 2_000}
     for changes in (absurd, long):
         ElementTree.fromstring(certificate_svg(certificate(**changes)))
-
-
-def test_every_volunteer_has_a_rosette_of_their_own_inside_the_frame() -> None:
-    curves = [rosettes(certificate(peer=f"p{number}")) for number in range(20)]
-    assert len({tuple(green[:100]) for (green, _), _ in curves}) == 20
-    for points, _ in curves[0]:
-        assert points[0] == pytest.approx(points[-1], abs=1e-6), "the curve is closed"
-        assert all(12 < x < WIDTH - 12 and 12 < y < HEIGHT - 12 for x, y in points)
