@@ -11,13 +11,16 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Conviction, Ledger, StartPoint, copying, filling
+from dedloc_kit.ledger import Conviction, Ledger, StartPoint
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 from dedloc_kit.records.evaluation import Evaluation, Picture
 from tests.ledgers import GAP, NOON, a_step, given
+from tests.peak import Peak
 
 Change = Callable[[pa.Table], pa.Table]
+ANOTHER_LIST = b"PK\5\6" + bytes(16) + b"\1\0"
+"""At the end of an archive, which says that no files are in it."""
 
 
 def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -63,12 +66,6 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "new" / "ledger.sqlite"
 
 
-@pytest.fixture
-def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By this process: that what another one says arrives, as it takes a second to start, other tests show."""
-    monkeypatch.setattr(copying, "_fill", filling.fill)
-
-
 def changed(file: Path, change: Change) -> None:
     table = parquet.read_table(file)
     parquet.write_table(change(table).replace_schema_metadata(table.schema.metadata), file)
@@ -84,7 +81,6 @@ def with_value(column: str, value: object) -> Change:
     return change
 
 
-@pytest.mark.soak
 def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: Path, copy: Path, empty: Path) -> None:
     restore(empty, copy)
     assert everything(empty) == everything(path)
@@ -95,7 +91,6 @@ def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: 
     assert everything(empty) == everything(path)
 
 
-@pytest.mark.soak
 def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
     copy: Path, path: Path, empty: Path, tmp_path: Path
 ) -> None:
@@ -114,7 +109,24 @@ def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
             restore(empty, archive)
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize("case", ["many", "another compression", "another list"])
+def test_an_archive_whose_list_or_compression_would_take_memory_is_not_read(
+    copy: Path, empty: Path, tmp_path: Path, case: str
+) -> None:
+    before, archive = everything(empty), tmp_path / "ledger.zip"
+    with zipfile.ZipFile(
+        archive, "w", zipfile.ZIP_LZMA if case == "another compression" else zipfile.ZIP_STORED
+    ) as new:
+        for file in copy.iterdir():
+            new.write(file, file.name)
+        for number in range(1000 if case == "many" else 0):
+            new.writestr(f"{number:050}", "")
+        new.comment = ANOTHER_LIST if case == "another list" else b""
+    with pytest.raises(UserError, match=r"ledger\.zip cannot be read"):
+        restore(empty, archive)
+    assert everything(empty) == before
+
+
 def test_a_restored_ledger_forgets_what_it_held_before(copy: Path, path: Path, empty: Path) -> None:
     ledger = Ledger(empty)
     ledger.record_step(a_step(9), {"12D3KooEmil": given(9, 10, 10)})
@@ -129,7 +141,6 @@ def test_a_large_ledger_travels_in_batches(path: Path, tmp_path: Path, monkeypat
     assert parquet.ParquetFile(tmp_path / "copy" / "contributions.parquet").num_row_groups == 3
 
 
-@pytest.mark.usefixtures("read_here")
 @pytest.mark.parametrize(
     ("file", "change", "fault"),
     [
@@ -150,6 +161,7 @@ def test_a_large_ledger_travels_in_batches(path: Path, tmp_path: Path, monkeypat
         ("parts", with_value("name", "x" * 100_001), "holds what cannot be a 'name'"),
         ("contributions", with_value("part", 99), "does not fit together"),
         ("evaluations", with_value("samples", "["), "evaluations.parquet cannot be read"),
+        ("evaluations", with_value("samples", "[" * 40_000 + "]" * 40_000), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("samples", '[{"before": 1}]'), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("metrics", '{"accuracy": 7}'), "evaluations.parquet cannot be read"),
         ("pictures", with_value("pixels", bytes(12)), "holds a picture under another one's name"),
@@ -170,7 +182,6 @@ def test_a_copy_that_no_ledger_wrote_is_refused_and_changes_nothing(
     assert everything(empty) == before
 
 
-@pytest.mark.usefixtures("read_here")
 def test_what_is_no_copy_at_all_is_refused(copy: Path, empty: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no copy"):
         restore(empty, tmp_path / "nowhere")
@@ -185,14 +196,12 @@ def test_what_is_no_copy_at_all_is_refused(copy: Path, empty: Path, tmp_path: Pa
         restore(empty, copy)
 
 
-@pytest.mark.usefixtures("read_here")
 def test_a_strange_table_is_refused(copy: Path, empty: Path) -> None:
     (copy / "evil.parquet").write_bytes((copy / "steps.parquet").read_bytes())
     with pytest.raises(UserError, match=r"evil\.parquet is no table of a ledger"):
         restore(empty, copy)
 
 
-@pytest.mark.usefixtures("read_here")
 @pytest.mark.parametrize(("version", "told"), [(99, "by a newer version of dedloc_kit"), (10, "by an earlier version")])
 def test_a_copy_of_another_version_is_refused_and_changes_nothing(
     path: Path, empty: Path, tmp_path: Path, version: int, told: str
@@ -208,15 +217,21 @@ def test_a_copy_of_another_version_is_refused_and_changes_nothing(
     assert everything(empty) == before
 
 
-def test_a_file_that_says_that_it_is_too_large_is_not_opened(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MAX_LEDGER_BYTES", "_MAX_ROWS", "_MAX_GROUP_BYTES"):
-        with monkeypatch.context() as patch:
-            patch.setattr(filling, name, 1)
-            with pytest.raises(ValueError, match="is too large"):
-                filling._opened(copy / "steps.parquet")
+def test_a_file_whose_footer_is_too_large_is_not_opened(copy: Path, empty: Path) -> None:
+    table = parquet.read_table(copy / "steps.parquet")
+    table = table.replace_schema_metadata({**table.schema.metadata, b"more": b"x" * 3_000_000})
+    parquet.write_table(table, copy / "steps.parquet")
+    with pytest.raises(UserError, match=r"steps\.parquet is too large"):
+        restore(empty, copy)
 
 
-@pytest.mark.soak
+def test_a_copy_that_takes_too_long_changes_nothing(copy: Path, empty: Path) -> None:
+    before = everything(empty)
+    with pytest.raises(UserError, match=r"\.parquet takes too long to read"):
+        restore(empty, copy, seconds=-1.0)
+    assert everything(empty) == before
+
+
 def test_a_file_of_some_hundred_bytes_that_unpacks_to_gigabytes_gets_no_memory(copy: Path, empty: Path) -> None:
     file, rows = copy / "parts.parquet", 2000
     schema = parquet.read_schema(file)
@@ -227,7 +242,9 @@ def test_a_file_of_some_hundred_bytes_that_unpacks_to_gigabytes_gets_no_memory(c
         writer.write_table(bomb)
         writer.add_key_value_metadata(schema.metadata)
     assert file.stat().st_size < 10_000
-    before = everything(empty)
+    before, peak = everything(empty), Peak()
+    peak.start()
     with pytest.raises(UserError, match=r"parts\.parquet holds what cannot be a 'name'"):
         restore(empty, copy)
+    assert peak.end() < 2**28
     assert everything(empty) == before

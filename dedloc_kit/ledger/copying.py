@@ -4,22 +4,21 @@ A copy comes from the Hub or from another coordinator: nothing in it is believed
 """
 
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.ledger.filling import fill
 from dedloc_kit.ledger.ledger import Ledger
 from dedloc_kit.ledger.tables import VERSION_KEY, columns_of, read_query, read_snapshot, table_names, write_parquet
-from dedloc_kit.machine.isolation import isolated
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FILL_SECONDS = 3600.0
+"""For reading a copy."""
 
 
 def write_copy(ledger: Path, folder: Path) -> None:
@@ -39,10 +38,11 @@ def write_copy(ledger: Path, folder: Path) -> None:
             write_parquet(_marked(table, mark), folder / f"{name}.parquet")
 
 
-def restore(ledger: Path, copy: Path) -> None:
+def restore(ledger: Path, copy: Path, seconds: float = FILL_SECONDS) -> None:
     """Make a ledger what its copy says, whole or not at all; what it held before is gone.
 
     :param copy: a folder, or an archive of one as the page hands it out
+    :param seconds: which reading it may take
 
     Others may have the ledger open. Raises UserError, and changes nothing, if the copy is none of a ledger of this
     version, is incomplete or holds what no ledger does.
@@ -50,30 +50,11 @@ def restore(ledger: Path, copy: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=ledger.parent) as place:
             fresh = Path(place) / "ledger.sqlite"
-            _fill(fresh, copy)
+            fill(fresh, copy, seconds)
             Ledger(fresh).close()  # what a coordinator does that starts, it does with this one too
             replace(ledger, fresh)
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
-
-
-def _fill(fresh: Path, copy: Path) -> None:
-    command = [sys.executable, "-m", "dedloc_kit.ledger.filling", str(fresh), str(copy)]
-    try:
-        filled = subprocess.run(
-            command,
-            # Arrow's other allocators take hold of more than they use, which would count.
-            env=isolated({"ARROW_DEFAULT_MEMORY_POOL": "system"}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=FILL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"the copy of a ledger in {copy} takes too long to read") from None
-    if filled.returncode:
-        said = filled.stdout.decode(errors="replace").strip()
-        raise UserError(said or f"the copy of a ledger in {copy} cannot be read: it takes too much memory")
 
 
 def replace(ledger: Path, other: Path) -> None:

@@ -1,24 +1,21 @@
-"""Fills a new ledger from a copy, in a process of its own that gets so much memory and no more.
+"""Fills a new ledger from a copy that may be hostile: everything is bounded before it takes memory, disk or time.
 
-A Parquet file of some hundred bytes may unpack to gigabytes, and of its sizes it says what it likes: its pages are
-looked at, and for the rest the system's own limit holds. `copying.restore` starts it as
-`python -m dedloc_kit.ledger.filling LEDGER COPY`; what is wrong is one line on its standard output.
+A Parquet file of some hundred bytes may unpack to gigabytes, and of its sizes it says what it likes. So the list of
+an archive's files and each file's footer, which are read at once, are short; pages are looked at before they are
+unpacked (`Parquet`); rows come in small batches; the new file has a largest size and the whole a deadline.
 """
 
+import io
 import json
-import os
-import resource
 import sqlite3
-import sys
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import psutil
+from typing import TYPE_CHECKING, BinaryIO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, of_another_version, prepare
@@ -33,12 +30,15 @@ if TYPE_CHECKING:
 
     from dedloc_kit.learning.data.sources.pages import Parquet
 
-MEMORY = 2**29
-"""Bytes for everything that is unpacked."""
-_BATCH_ROWS = 1000
+_BATCH_ROWS, _ROWS_AT_ONCE = 1000, 100
+"""That are unpacked, and of these, that become objects of Python."""
+_MAX_DIRECTORY, _MAX_FOOTER = 2**16, 2**21
+"""Bytes of the list of an archive's files, and of a file's footer; once read they take up to some 300 times as much."""
+_MAX_PAGES = 4 * MAX_LEDGER_BYTES // 4096
+"""Of the new file."""
 _MAX_ROWS = 10**8
 _MAX_GROUP_BYTES = 2**28
-"""Of what is unpacked at a time, as a file says of itself."""
+"""Of what is held or unpacked at a time, as a file says of itself."""
 
 _MAX_COUNT, _MAX_NUMBER, _MAX_TEXT = 2**53, 1e12, 100_000
 _TEXTS = {
@@ -48,10 +48,13 @@ _TEXTS = {
     "digest": "^[0-9a-f]{64}$",
 }
 """What a text may be by its column; any other has no control characters."""
+_WRONG = (ValueError, TypeError, OSError, OverflowError, RecursionError, MemoryError, sqlite3.IntegrityError)
+"""What reading a hostile file raises, besides Arrow's own."""
 
 
-def fill(ledger: Path, copy: Path) -> None:
-    """Make a new ledger of a copy, as `copying.restore` does."""
+def fill(ledger: Path, copy: Path, seconds: float) -> None:
+    """Make a new ledger of a copy; raises UserError if that is none, or takes longer."""
+    until = time.monotonic() + seconds
     try:
         if copy.is_file():
             copy = _unzipped(copy, ledger.parent / "copy")
@@ -59,9 +62,10 @@ def fill(ledger: Path, copy: Path) -> None:
         if not files:
             raise UserError(f"there is no copy of a ledger in {copy}")
         with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
             prepare(connection)
             connection.execute("BEGIN")
-            _fill_tables(connection, files)
+            _fill_tables(connection, files, until)
             connection.execute("COMMIT")
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
@@ -69,10 +73,12 @@ def fill(ledger: Path, copy: Path) -> None:
 
 def _unzipped(archive: Path, folder: Path) -> Path:
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with archive.open("rb") as content, zipfile.ZipFile(_with_short_directory(content)) as opened:
             if sum(file.file_size for file in opened.infolist()) > MAX_LEDGER_BYTES:
                 raise UserError(f"{archive.name} is too large")
             for file in opened.infolist():
+                if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others name their memory
+                    raise ValueError("compressed in a strange way")
                 if Path(file.filename).name == file.filename:
                     opened.extract(file, folder)
     except (
@@ -88,16 +94,19 @@ def _unzipped(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def confine() -> None:
-    """Let this process have no more memory and disk than filling a ledger takes, where the system holds it to that."""
-    if sys.platform == "linux":
-        most = psutil.Process().memory_info().data + MEMORY
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    most = 4 * MAX_LEDGER_BYTES
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+def _with_short_directory(archive: BinaryIO) -> BinaryIO:
+    """The archive, of which the list of files is short, as at its very end it must say itself; raises BadZipFile."""
+    archive.seek(max(0, archive.seek(0, io.SEEK_END) - 42))
+    tail = archive.read()
+    end = tail[-22:]
+    if end[:4] != b"PK\5\6" or end[20:] != b"\0\0" or tail[:4] == b"PK\6\7":
+        raise zipfile.BadZipFile("it does not end as ours do")
+    if int.from_bytes(end[12:16], "little") > _MAX_DIRECTORY:
+        raise zipfile.BadZipFile("it has too many files")
+    return archive
 
 
-def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> None:
+def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path], until: float) -> None:
     for path in files.values():
         with _reading(path), _opened(path) as table:
             _check_version(table)
@@ -108,12 +117,12 @@ def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> N
         raise UserError(f"the copy of the ledger lacks {missing}.parquet")
     for name, path in files.items():
         with _reading(path), _opened(path) as table:
-            _fill(connection, name, table)
+            _fill(connection, name, table, until)
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
         raise UserError("the copy of the ledger does not fit together; use another one")
 
 
-def _fill(connection: sqlite3.Connection, name: str, table: "Parquet") -> None:
+def _fill(connection: sqlite3.Connection, name: str, table: "Parquet", until: float) -> None:
     columns = {column.name: column for column in columns_of(connection, name)}
     given = table.schema
     missing = [column for column in columns if column not in given.names]
@@ -128,18 +137,21 @@ def _fill(connection: sqlite3.Connection, name: str, table: "Parquet") -> None:
     insert = f"INSERT INTO {name} ({', '.join(given.names)}) VALUES ({places})"
     groups = range(table.metadata.num_row_groups)
     for batch in chain.from_iterable(table.batches(group, given.names, _BATCH_ROWS) for group in groups):
+        if time.monotonic() > until:
+            raise ValueError("takes too long to read")
         if batch.nbytes > _MAX_GROUP_BYTES:
             raise ValueError("is too large")
         batch.validate(full=True)
         for column_name, values in zip(given.names, batch.columns, strict=True):
             _check(columns[column_name], values)
-        if name in ("evaluations", "former_evaluations"):
-            _check_evaluations(batch)
-        if name == "steps":
-            _check_steps(batch)
-        if name == "pictures":
-            _check_pictures(batch)
-        connection.executemany(insert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        for some in (batch.slice(at, _ROWS_AT_ONCE) for at in range(0, batch.num_rows, _ROWS_AT_ONCE)):
+            if name in ("evaluations", "former_evaluations"):
+                _check_evaluations(some)
+            if name == "steps":
+                _check_steps(some)
+            if name == "pictures":
+                _check_pictures(some)
+            connection.executemany(insert, zip(*(column.to_pylist() for column in some.columns), strict=True))
 
 
 def _check(column: Column, values: "pa.Array") -> None:
@@ -190,13 +202,25 @@ def _opened(path: Path) -> "Parquet":
     """The file, unless it would take more memory or time than a ledger does."""
     from dedloc_kit.learning.data.sources.pages import Parquet
 
-    if path.stat().st_size > MAX_LEDGER_BYTES:
+    if (size := path.stat().st_size) > MAX_LEDGER_BYTES:
         raise ValueError("is too large")
-    table = Parquet(path.open("rb"))
+    file = path.open("rb")
+    file.seek(max(0, size - 8))
+    if int.from_bytes(file.read(4), "little") > _MAX_FOOTER:
+        file.close()
+        raise ValueError("is too large")
+    file.seek(0)
+    table = Parquet(file)
     groups = (table.metadata.row_group(n) for n in range(table.metadata.num_row_groups))
-    if table.metadata.num_rows > _MAX_ROWS or any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
+    if table.metadata.num_rows > _MAX_ROWS or any(_bytes_of(group) > _MAX_GROUP_BYTES for group in groups):
         raise ValueError("is too large")
     return table
+
+
+def _bytes_of(group: "pa.parquet.RowGroupMetaData") -> int:
+    """Of a row group, in the file or unpacked, whichever is more."""
+    lying = sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+    return int(max(lying, group.total_byte_size))
 
 
 def _check_version(table: "Parquet") -> None:
@@ -219,23 +243,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{path.name} {error}") from None
-    except (ValueError, TypeError, OSError, OverflowError, MemoryError, sqlite3.IntegrityError, pa.ArrowException) as e:
+    except (*_WRONG, pa.ArrowException) as e:
         said = (str(e).splitlines() or [""])[0]
         what = said if type(e) is ValueError else f"cannot be read ({said:.200})"
         raise UserError(f"{path.name} {what}") from None
-
-
-def main() -> int:
-    from dedloc_kit.learning.data.sources import pages  # noqa: F401 (its libraries come before the limit)
-
-    confine()
-    try:
-        fill(*map(Path, sys.argv[1:]))
-    except UserError as error:
-        os.write(1, f"{error}\n".encode())  # to whoever started this process, which prints it
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
