@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,10 @@ class LoopbackHub:
         """By a file's content: how the chunk store names it."""
         self.drip: float | None = None
         """Seconds between two bytes of a file that is sent."""
+        self.rush: threading.Barrier | None = None
+        """Readings of a part of a file wait for each other here, and then all find the Hub busy, once."""
+        self.stalled = ""
+        """A file of which nothing comes beyond 99 %."""
         self.asked = threading.Semaphore(0)
         """Released by every request that fails."""
         self.url = ""
@@ -267,17 +272,29 @@ class _Handler(BaseHTTPRequestHandler):
         if asked is None:
             self._answer(200, content, headers)
         else:
+            if (rush := self.hub.rush) is not None:
+                rush.wait(60.0)
+                self.hub.rush = None
+                self._answer(429, {"error": "busy"}, {"Retry-After": "0"})
+                return
             part = content[int(asked[1]) : int(asked[2]) + 1 if asked[2] else None]
             headers["Content-Range"] = f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(content)}"
-            self._answer(206, part, headers)
+            comes = len(content) * 99 // 100 - int(asked[1]) if name == self.hub.stalled else len(part)
+            self._answer(206, part, headers, comes)
 
-    def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None) -> None:
+    def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None, comes: int = sys.maxsize) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(code)
         for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command != "HEAD" and comes < len(content):
+            self.wfile.write(content[: max(comes, 0)])
+            self.wfile.flush()
+            self.hub.asked.release()
+            self.hub.over.wait(600.0)
+            self.close_connection = True
+        elif self.command != "HEAD":
             for part in [content] if self.hub.drip is None else [bytes([byte]) for byte in content]:
                 self.wfile.write(part)
                 self.hub.over.wait(self.hub.drip or 0.0)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, set_client_factory
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import constants
 
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.main import main
@@ -69,11 +68,8 @@ def test_what_cannot_be_a_token_is_named_and_public_things_are_read_without_it(
 
 def test_public_data_is_read_without_what_cannot_be_a_token(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abc…xyz")
-    try:
-        be_patient()
-        assert commit_of("us/data", None) == hub.revision("datasets/us/data")
-    finally:
-        set_client_factory(default_client_factory)
+    be_patient()
+    assert commit_of("us/data", None) == hub.revision("datasets/us/data")
 
 
 def test_tokens_as_there_are_pass() -> None:

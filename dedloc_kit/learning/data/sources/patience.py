@@ -7,6 +7,7 @@ hardly any look-up would ever succeed, however often it began anew.
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 from dedloc_kit.fetching import SILENCE_SECONDS, bound_silence
@@ -17,6 +18,8 @@ Value = TypeVar("Value")
 
 RETRY_PAUSES = (1.0, 4.0, 15.0, 30.0)
 """Seconds before each new attempt after a network error; reading on in between starts the count again."""
+MAX_PAUSE = 300.0
+"""Seconds for which a busy server may ask."""
 
 PAUSES = (0.5, 1.0, 2.0)
 """Seconds before a request is made again."""
@@ -28,9 +31,15 @@ _TRANSIENT_STATUS = {408, 429, *_BUSY}
 
 def be_patient() -> None:
     """Let this process ask the Hub again, from now on, and without what cannot be a token."""
+    leave_no_token()
+    _set_factory()
+
+
+@cache
+def _set_factory() -> None:
+    """Once, for it closes the client that other threads may be reading by."""
     from huggingface_hub import set_client_factory
 
-    leave_no_token()
     set_client_factory(_client)
 
 
@@ -45,7 +54,8 @@ def _client() -> Any:
 
     def ask_patiently(request: Any, **how: Any) -> Any:
         began = time.monotonic()
-        for pause in PAUSES if request.method in _SAFE else ():
+        # huggingface_hub itself asks again for a part of a file.
+        for pause in PAUSES if request.method in _SAFE and "range" not in request.headers else ():
             try:
                 answer = ask(request, **how)
             except broken:
@@ -75,15 +85,23 @@ class Retries:
         self.failures = 0
 
     def wait_or_raise(self, error: Exception) -> None:
-        """Announce the error and wait; raises it if trying again would not help or has been done enough."""
-        if not is_transient(error) or self.failures >= len(RETRY_PAUSES):
+        """Announce the error and wait; raises it if trying again would not help or has been done enough: of a server
+        that is there and sends nothing huggingface_hub has asked six times already."""
+        most = 1 if type(error).__name__ == "ReadTimeout" else len(RETRY_PAUSES)
+        if not is_transient(error) or self.failures >= most:
             raise error
-        pause = RETRY_PAUSES[self.failures]
+        pause = max(RETRY_PAUSES[self.failures], min(_asked_for(error), MAX_PAUSE))
         self.failures += 1
         self.warn(
             f"{self.what}: {one_line(error)}; trying again in {pause:g} s ({self.failures} of {len(RETRY_PAUSES)})"
         )
         time.sleep(pause)
+
+
+def _asked_for(error: Exception) -> float:
+    """Seconds that a busy server wants to be left alone."""
+    told = str(getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", ""))
+    return float(told) if told.isdecimal() else 0.0
 
 
 def retried(what: str, warn: Warn, ask: Callable[[], Value]) -> Value:

@@ -147,7 +147,7 @@ def strays(source: Source) -> list[str]:
 
 
 def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
-    from datasets import load_dataset_builder
+    from datasets import config, load_dataset_builder
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -160,6 +160,7 @@ def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
         )
     disable_progress_bars()  # for a README of 200 bytes
     be_patient()
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would report each look-up, and wait for the answer
 
     def look_up() -> Any:
         with by_plain_http():
