@@ -31,22 +31,24 @@ class OpenFiles:
     """The cache of one reader; not thread-safe. What was used last comes last."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[Hashable, int], Rows] = {}
+        self._rows: list[tuple[Hashable, Rows]] = []
         self._metadata: dict[str, Any] = {}
 
     def take(self, key: Hashable, at: int) -> Rows | None:
         """A reader of that file that would go on there; it is given back with `put`."""
-        return self._rows.pop((key, at), None)
+        for number, (kept, rows) in enumerate(self._rows):
+            if kept == key and rows.at == at:
+                del self._rows[number]
+                return rows
+        return None
 
     def put(self, key: Hashable, rows: Rows) -> None:
         """Keep a reader for what follows; those that were not used for long are closed."""
-        if (other := self.take(key, rows.at)) is not None:
-            other.close()
-        self._rows[key, rows.at] = rows
+        self._rows.append((key, rows))
         while len(self._rows) > 1 and (
-            len(self._rows) > MAX_OPEN or sum(each.held for each in self._rows.values()) > MAX_HELD
+            len(self._rows) > MAX_OPEN or sum(each.held for _, each in self._rows) > MAX_HELD
         ):
-            self._rows.pop(next(iter(self._rows))).close()
+            self._rows.pop(0)[1].close()
 
     def metadata(self, path: str, make: Callable[[], Value]) -> Value:
         """What a file says of itself; so it is read once."""
@@ -59,7 +61,7 @@ class OpenFiles:
 
     def close(self) -> None:
         """Let go of everything."""
-        for rows in self._rows.values():
+        for _, rows in self._rows:
             with suppress(OSError):
                 rows.close()
         self._rows.clear()

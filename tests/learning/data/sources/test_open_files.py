@@ -95,3 +95,15 @@ def test_a_line_that_breaks_costs_nothing(tmp_path: Path, far: FarFiles) -> None
     whole = Shard("far:///b.jsonl", "json", part=(0, size, size), files=OpenFiles())
     far.break_after(1)
     assert list(read_shard(whole, "text", told.append)) == VALUES
+
+
+def test_places_that_stand_at_the_same_row_each_read_on_and_fetch_nothing_again(tmp_path: Path, far: FarFiles) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps({"text": value}) + "\n" for value in VALUES).encode(), 0)
+    )
+    size, files = (tmp_path / "a.jsonl.gz").stat().st_size, OpenFiles()
+    for begin in range(4):
+        for _ in range(3):
+            part = Shard("far:///a.jsonl.gz", "json", (size * begin // 4, size * (begin + 1) // 4, size), files)
+            assert list(read_shard(part, "text", fail))
+    assert far.fetched <= 3 * 1.1 * size
