@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from dedloc_kit.display.counting import CountDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.data.folder import new_folder
@@ -18,7 +19,6 @@ from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, captioned
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.learning.models.picture_model.settings import Images
-from dedloc_kit.organizer.images_display import EncodingDisplay
 from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
 from dedloc_kit.run.config import RunConfig
 
@@ -45,7 +45,7 @@ def measure_pictures(run: RunConfig, images: Images, device: str = "cpu") -> Run
 
     run = completed(run)
     pictures, left_out = pictures_of(run), Counter[str]()
-    with EncodingDisplay() as display:
+    with CountDisplay("pictures") as display:
         measured = min(_MOST, max(_FEWEST, _MEASURED_PIXELS // pictures.size**2))
         held_out = list(islice(_once(images, pictures, True, left_out, display.line), measured))
         if not held_out:
@@ -76,7 +76,7 @@ def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: st
     tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))
     encoder = Encoder(load_picture_model(pictures, device), tokenizer, images.caption_tokens, left_out)
     name, size, written = vocabulary_hash(tokenizer), len(tokenizer), []
-    with new_folder(folder) as temporary, EncodingDisplay() as display:
+    with new_folder(folder) as temporary, CountDisplay("pictures") as display:
         for split in ("train", HELD_OUT):
             found = _once(images, pictures, split == HELD_OUT, left_out, display.line)
             samples = display.each(split, encoder.samples(found))

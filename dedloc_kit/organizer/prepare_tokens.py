@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.display.counting import CountDisplay
 from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
@@ -36,10 +34,13 @@ def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
     task = create_task(run)
     assert isinstance(task, TextTask), "no other one of the package has a tokenizer"
     made = {}
-    with workplace(folder) as work, _Counting() as counting:
+    with workplace(folder) as work, CountDisplay("documents") as counting:
         work.keep(name for _, name in _named(run))
         for source, name in _named(run):
-            documents = counting.counted(name, task.texts.documents)
+
+            def documents(texts: Iterable[str], name: str = name) -> Iterator["Document"]:
+                return counting.each(name, task.texts.documents(texts))
+
             tokenizer = Tokenizer(documents, task.vocabulary_hash, len(task.tokenizer))
             made[name] = prepare_source(source, tokenizer, work, name, counting.line)
             for line in _described(name, made[name]):
@@ -114,30 +115,3 @@ def _named(run: RunConfig) -> list[tuple[Source, str]]:
     names = [re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2], flags=re.ASCII) for name in plain]
     unique = [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
     return list(zip(sources.values(), unique, strict=True))
-
-
-class _Counting(BarDisplay):
-    """How many documents are prepared."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            MofNCompleteColumn(),
-            TextColumn("documents"),
-            TimeElapsedColumn(),
-            stderr=True,
-        )
-
-    def counted(
-        self, name: str, documents: Callable[[Iterable[str]], Iterator["Document"]]
-    ) -> Callable[[Iterable[str]], Iterator["Document"]]:
-        """The same, while the bar counts what it makes."""
-        task = self._bar.add_task(name, total=None)
-
-        def each(texts: Iterable[str]) -> Iterator["Document"]:
-            for document in documents(texts):
-                yield document
-                self._bar.advance(task)
-
-        return each

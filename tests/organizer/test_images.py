@@ -150,12 +150,12 @@ def test_the_section_images_is_no_part_of_the_run(folder: Path) -> None:
 
 
 def test_whoever_interrupts_it_finds_nothing_half_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dedloc_kit.organizer import images_display
+    from dedloc_kit.display import counting
 
     def interrupt(self: object, *_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(images_display.EncodingDisplay, "each", interrupt)
+    monkeypatch.setattr(counting.CountDisplay, "each", interrupt)
     assert make("--shards") == 130
     assert left(folder) == {"tokenizer"}
 
