@@ -28,7 +28,8 @@ from dedloc_kit.learning.data.sources.formats import (
     text_rows,
 )
 from dedloc_kit.learning.data.sources.packed import opened, raw, unpacked, unpacking
-from dedloc_kit.learning.data.sources.pages import Parquet, ParquetRows, check_columns, rows_of
+from dedloc_kit.learning.data.sources.pages import Parquet
+from dedloc_kit.learning.data.sources.parquet_rows import ParquetRows, check_columns, rows_of
 from dedloc_kit.learning.data.sources.patience import Retries, Warn, one_line, retried
 from dedloc_kit.learning.data.sources.shards import Shard, loader_of
 

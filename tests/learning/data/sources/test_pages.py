@@ -14,7 +14,8 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow, Row, Unusable
-from dedloc_kit.learning.data.sources.pages import MAX_BATCH, Parquet, ParquetRows, rows_of
+from dedloc_kit.learning.data.sources.pages import MAX_BATCH, Parquet
+from dedloc_kit.learning.data.sources.parquet_rows import ParquetRows, rows_of
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text.token_shards import SENTENCES, TOKENS, VOCABULARY, read_token_shard
 
