@@ -99,7 +99,7 @@ class Losses:
     def lose(self, shard: Shard, error: Exception, rows: int, column: str) -> None:
         """A file cannot be read beyond so many usable rows."""
         known = shard.path in self.unreadable
-        self.unreadable[shard.path] = error
+        self.unreadable[shard.path] = error.with_traceback(None)  # which would keep the file and what was read of it
         if not known:
             said = str(error) if isinstance(error, Unusable) else f"{shard.path}: {one_line(error)}"
             self._tell(

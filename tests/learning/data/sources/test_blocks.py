@@ -162,6 +162,8 @@ def test_one_place_of_a_block_may_be_missing_is_told_and_is_left_out_by_who_read
 
     with pytest.raises(Unread, match=r"too many files of .* cannot be read"):
         here.again(once[0].number, None)
+    (error,) = next(text.losses.unreadable for text in told if isinstance(text, Loss)).values()
+    assert error.__traceback__ is None, "it would keep what was read"
     (tmp_path / "5.parquet").write_bytes(broken)
     again = blocks(source).again(once[0].number, once[0].missing)
     assert again.items == once[0].items
