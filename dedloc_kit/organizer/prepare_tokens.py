@@ -15,8 +15,8 @@ from dedloc_kit.run.section import public_name
 from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
-    from dedloc_kit.learning.data.prepare import Progress
     from dedloc_kit.learning.data.text.tokens import Document
+    from dedloc_kit.organizer.prepare_source import Progress
 
 
 def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
@@ -26,9 +26,9 @@ def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
     out and counted. Raises UserError if the folder exists, the task learns no tokens, or a source cannot be used; what
     is done by then stays beside `folder`, and the next call goes on from there.
     """
-    from dedloc_kit.learning.data.prepare import Tokenizer, prepare_source, workplace
     from dedloc_kit.learning.task import create_task
     from dedloc_kit.learning.tasks.text.common import TextTask
+    from dedloc_kit.organizer.prepare_source import Tokenizer, prepare_source, workplace
 
     check_learns_tokens(run)
     task = create_task(run)

@@ -15,7 +15,6 @@ from pyarrow import parquet
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.prepare import Progress, Sizes, Tokenizer, prepare_source, workplace
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.token_shards import read_token_shard
@@ -23,6 +22,7 @@ from dedloc_kit.learning.data.text.tokens import MAX_TOKENS, Document
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.text.common import TextTask
+from dedloc_kit.organizer.prepare_source import Progress, Sizes, Tokenizer, prepare_source, workplace
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, push_tokens, sources_toml
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
