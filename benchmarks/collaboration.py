@@ -248,7 +248,7 @@ def _parse() -> argparse.Namespace:
     add("--cores", type=int, default=2, help="cores to pin the volunteers of the second table to, one each")
     add("--clients", type=int, default=0, help="with --helpers: volunteers whom nobody reaches, in place of --peers")
     add("--reachable", type=int, default=0, help="with --helpers: volunteers whom others reach, besides")
-    add("--helpers", type=int, nargs="+", help="ours alone, with so many who lend a line (dedloc lend)")
+    add("--helpers", type=int, nargs="+", help="ours alone, with so many who lend a line (dedloc join --auxiliary)")
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to compare with alone")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()

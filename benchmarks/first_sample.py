@@ -36,7 +36,7 @@ _PHASES = (
     "first step with my samples",
 )
 _DEADLINE = 180.0
-_SETTINGS = {"host": "127.0.0.1", "device": "cpu", "threads": 1}
+_SETTINGS = {"swarm_host": "127.0.0.1", "device": "cpu", "threads": 1}
 
 
 class _Timed(Session):
@@ -129,7 +129,7 @@ def _mine(session: _Timed, step: StepDone) -> bool:
 
 def _peer(folder: Path) -> CoordinatorConfig:
     return CoordinatorConfig(
-        folder=folder, name="coordinator", host="127.0.0.1", devices="cpu", threads=1, evaluate_every=1000
+        folder=folder, name="coordinator", swarm_host="127.0.0.1", devices="cpu", threads=1, evaluate_every=1000
     )
 
 

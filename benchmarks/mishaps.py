@@ -182,7 +182,12 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
                 lost = [(peer.files, peer.unreadable_files, peer.bad_rows) for peer in peers]
                 outcome.left_out.update(each for each in lost if any(each))
 
-    usual: dict[str, Any] = {"task_module": "tests.bytes_task", "host": "127.0.0.1", "device": "cpu", "threads": 1}
+    usual: dict[str, Any] = {
+        "task_module": "tests.bytes_task",
+        "swarm_host": "127.0.0.1",
+        "device": "cpu",
+        "threads": 1,
+    }
     peer = CoordinatorConfig(
         folder=folder / "coordinator", name="coordinator", evaluate_every=20, checkpoint_every=20, **usual
     )

@@ -37,7 +37,7 @@ from dedloc_kit.machine.private import make_private, open_private
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
+from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
 from dedloc_kit.serving.config import ServerConfig
 
 Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach", "server", "user"]
@@ -195,7 +195,7 @@ def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | No
 
 def reach_job(run_id: str, peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
     """Whom of a run to ask whether they reach this machine at this port (0: any), as plain values."""
-    peer = PeerConfig(folder=folder, port=port)
+    peer = PeerConfig(folder=folder, swarm_port=port)
     return {"run_id": run_id, "peers": list(peers), "peer": peer.model_dump(mode="json")}
 
 
@@ -308,7 +308,7 @@ def _play(role: Role, starter: int, again: IO[bytes] | None) -> int:
             return 0  # whoever started us has changed its mind, or is gone
         job = json.loads(line)
         os.environ.update(job.get("environment", {}))
-        peer = _CONFIGURATIONS.get(role, PeerConfig).model_validate_json(json.dumps(job["peer"]))
+        peer = _CONFIGURATIONS.get(role, JoinOptions).model_validate_json(json.dumps(job["peer"]))
         patience = LEAVE_SECONDS + peer.last_push_seconds
         threading.Thread(target=_leave_with_parent, args=(commands, starter, stop, patience), daemon=True).start()
         if (more := play(job, peer, emit, stop)) is not None:
@@ -354,9 +354,11 @@ def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _J
     if role == "rehearsal":
         from dedloc_kit.roles.rehearsal import rehearse
 
-        return lambda job, peer, emit, stop: rehearse(
-            RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
-        )
+        def try_out(job: _Job, peer: PeerConfig, emit: _Emit, stop: threading.Event) -> None:
+            assert isinstance(peer, JoinOptions)
+            rehearse(RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop)
+
+        return try_out
 
     if role == "reach":
         from dedloc_kit.swarm.network.bootstrap import find_reach
@@ -391,6 +393,7 @@ def _role(role: Role) -> Callable[[_Job, PeerConfig, _Emit, threading.Event], _J
     from dedloc_kit.swarm.pipeline.moving import Mover
 
     def train(job: _Job, peer: PeerConfig, emit: _Emit, stop: threading.Event) -> _Job | None:
+        assert isinstance(peer, JoinOptions)
         invitation = Invitation.model_validate_json(json.dumps(job["invitation"]))
         mover = Mover.model_validate(job["mover"]) if "mover" in job else None
         moves = volunteer(invitation, peer, emit, stop, job["stopped"], mover)

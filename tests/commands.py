@@ -131,4 +131,4 @@ def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer",
 
 
 def launch(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return dedloc("launch", path, "--port", "0", "--dashboard-host", "127.0.0.1", *more, folder=path.parent)
+    return dedloc("launch", path, "--port", "0", "--host", "127.0.0.1", *more, folder=path.parent)

@@ -293,9 +293,9 @@ MUTATIONS = (
     ),
     Mutation(
         "who lends a line and would give the state too holds none",
-        "swarm/peer.py",
-        "        if self.peer.lends and not self.peer.gives_state:\n",
-        "        if self.peer.lends:\n",
+        "run/peer.py",
+        "return self.give_state or not self.auxiliary",
+        "return not self.auxiliary",
         "tests/roles/test_lender.py -k one_gives_the_state",
     ),
     Mutation(

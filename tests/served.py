@@ -33,7 +33,7 @@ class Server:
         self.events = list[AnyEvent]()
         self._news = threading.Condition()
         defaults = {
-            **{"host": "127.0.0.1", "client_mode": False, "devices": "cpu", "threads": 1},
+            **{"swarm_host": "127.0.0.1", "client_mode": False, "devices": "cpu", "threads": 1},
             **{"weights": "float32", "name": folder.name},
         }
         config = ServerConfig(folder=folder, **{**defaults, **settings})

@@ -39,7 +39,7 @@ def dedloc(*arguments: str | Path) -> str:
 def launched(run: Path, folder: Path) -> Iterator[None]:
     """`dedloc launch` until the invitation is there; a SIGTERM ends it at last."""
     hub = ("--hub", "us/model", "--push-every", "1", "--evaluate-every", "1")
-    places = ("--folder", folder, "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0")
+    places = ("--folder", folder, "--swarm-host", "127.0.0.1", "--host", "127.0.0.1", "--port", "0")
     with commands.running("launch", run, *places, *hub, "--threads", "1", folder=Path.cwd()) as command:
         wait_until(
             lambda: (folder / "invitation.json").exists() or command.process.poll() is not None, "it is not up", 120.0
@@ -50,7 +50,13 @@ def launched(run: Path, folder: Path) -> Iterator[None]:
 @contextmanager
 def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
     """As `join("us/model")` makes it."""
-    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "devices": "cpu", "threads": 1, "microbatch": 8}
+    settings: dict[str, Any] = {
+        "name": name,
+        "swarm_host": "127.0.0.1",
+        "devices": "cpu",
+        "threads": 1,
+        "microbatch": 8,
+    }
     session = Session("us/model", folder=folder / name, settings=settings, code=code)
     try:
         yield session

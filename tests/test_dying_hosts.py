@@ -56,7 +56,7 @@ class Dying:
             "HOST_BITS": str(self.folder / f"{name}.bits"),
         }
         return swarm.volunteer(
-            name, environment, microbatch=MICROBATCH, task_module="tests.dying_mixed", hosts_experts=True
+            name, environment, microbatch=MICROBATCH, task_module="tests.dying_mixed", host_experts=True
         )
 
     def held(self, peer: Peer) -> Hosted:

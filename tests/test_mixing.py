@@ -81,7 +81,7 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
                 microbatch=n,
                 until_step=STEPS,
                 task_module=PATIENT,
-                hosts_experts=n > 3,
+                host_experts=n > 3,
             )
             for n in (2, 3, 4, 6)
         ]
@@ -188,10 +188,10 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> Pla
     task = create_task(run, TASKS)
     loop = PlainLoop(run, task)
     batches = {
-        peer.joined.peer: batches_from(task, peer.config.microbatch, seed_for(run, peer.joined.peer), print)
+        peer.joined.peer: batches_from(task, peer.microbatch, seed_for(run, peer.joined.peer), print)
         for peer in volunteers
     }
-    sizes = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
+    sizes = {peer.joined.peer: peer.microbatch for peer in volunteers}
     for event in coordinator.steps:
         given = event.contributions.items()
         loop.take([next(batches[peer]) for peer, samples in given for _ in range(samples // sizes[peer])])

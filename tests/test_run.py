@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig, parse_coordinator
+from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig, parsed
 from dedloc_kit.run.places import volunteers_read
 from dedloc_kit.run.seeds import seed_of
 from tests.tiny import tiny_run
@@ -388,12 +388,12 @@ def test_downloads_are_in_a_bucket_or_in_a_folder_over_https(downloads: str, rig
 
 
 def test_where_downloads_are_a_folder_the_coordinator_has_to_know_which_one(tmp_path: Path) -> None:
-    peer = parse_coordinator({"folder": tmp_path})
+    peer = parsed(CoordinatorConfig, {"folder": tmp_path})
     peer.check(tiny_run(averaging={"downloads": "us/down"}))
     run = tiny_run(averaging={"downloads": "https://example.org/down"})
     with pytest.raises(UserError, match="--downloads-folder"):
         peer.check(run)
-    parse_coordinator({"folder": tmp_path, "downloads_folder": tmp_path}).check(run)
+    parsed(CoordinatorConfig, {"folder": tmp_path, "downloads_folder": tmp_path}).check(run)
 
 
 def test_downloads_are_not_made_for_a_model_in_parts() -> None:

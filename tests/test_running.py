@@ -48,10 +48,10 @@ def test_the_unit_and_the_container_start_the_same_command_and_it_exists() -> No
 def test_a_helper_is_started_by_a_command_that_exists() -> None:
     page = (CHECKOUT / "docs" / "running.md").read_text()
     (line,) = re.findall(r"^ExecStart=\S+/dedloc (.*)$", page, re.MULTILINE)
-    (command,) = re.findall(r"is `(lend [^`]*)`", page)
+    (command,) = re.findall(r"is `(join [^`]*)`", page)
     options = parser().parse_args(shlex.split(line))
     assert options == parser().parse_args(shlex.split(command))
-    assert (options.command, options.client_mode) == ("lend", False)
+    assert (options.command, options.auxiliary, options.client_mode) == ("join", True, False)
 
 
 @pytest.mark.child
@@ -94,7 +94,7 @@ def test_in_the_units_sandbox_a_coordinator_leads_a_run_and_can_touch_nothing_el
     assert not works("ls /dev/kmsg")
 
     launch = f"-m dedloc_kit.cli launch {folder}/run.toml --folder {folder}/kept --task-module tests.tiny --device cpu"
-    launch += " --threads 1 --host 127.0.0.1 --dashboard-host 127.0.0.1 --port 0"
+    launch += " --threads 1 --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0"
     launched = sandboxed(folder, [sys.executable, *launch.split()])
     try:
         kept = folder / "kept" / INVITATION_FILE

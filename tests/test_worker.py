@@ -53,7 +53,7 @@ def forked_workers() -> None:
 
 @pytest.mark.real
 def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
-    peer = CoordinatorConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
+    peer = CoordinatorConfig(folder=tmp_path, swarm_host="127.0.0.1", task_module="tests.tiny")
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, json.dumps(coordinator_job(tiny_run(), peer)), str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_a_worker_keeps_memory_for_the_next_microbatch_hears_no_interrupt_and_on
 def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_start", fork_server.worker_process)  # here it does not matter how it began
     events: list[AnyEvent] = []
-    peer = CoordinatorConfig(folder=tmp_path / "peer", host="127.0.0.1")
+    peer = CoordinatorConfig(folder=tmp_path / "peer", swarm_host="127.0.0.1")
     one = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
     assert one.wait(60.0) == 2
     assert isinstance(events[-1], Failed)

@@ -89,7 +89,7 @@ def _open_nodes() -> Iterator[list[Node]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dedloc-directory-")))
         nodes: list[Node] = []
         for number in range(NODES):
-            config = PeerConfig(folder=folder / str(number), host="127.0.0.1", client_mode=False)
+            config = PeerConfig(folder=folder / str(number), swarm_host="127.0.0.1", client_mode=False)
             known = [address for node in nodes for address in addresses_of(node)]
             identity = Identity(config.folder / "identity.key")
             gate = Gate(RUN, "", Signer(identity), restricted=False)

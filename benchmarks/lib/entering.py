@@ -13,4 +13,4 @@ def way_in(run: RunConfig, job: Mapping[str, Any]) -> Entry:
     """Of a peer that joins through the first one, which it takes for the organizer."""
     addresses = job["addresses"]
     organizer = addresses[0].rpartition("/p2p/")[2] if addresses else None
-    return Entry(run, PeerConfig(folder=Path(job["folder"]), host=job["host"]), addresses, organizer)
+    return Entry(run, PeerConfig(folder=Path(job["folder"]), swarm_host=job["host"]), addresses, organizer)

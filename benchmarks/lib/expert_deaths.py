@@ -64,7 +64,7 @@ def after_kill() -> Death:
             own = {"microbatch": MICROBATCH, **own, **settings}
             return stack.enter_context(start_volunteer(invitation, folder, name, environment=logs, **own))
 
-        hosts = [start(f"host {number}", hosts_experts=True) for number in range(HOSTS)]
+        hosts = [start(f"host {number}", host_experts=True) for number in range(HOSTS)]
         trainers = [start(f"trainer {number}") for number in range(TRAINERS)]
         for peer in (*hosts, *trainers):
             peer.wait_for("joined", deadline=START_SECONDS)

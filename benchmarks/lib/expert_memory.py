@@ -171,7 +171,7 @@ class _Swarm(ExitStack):
                 prefix=self._within(name),
                 environment={"BENCH_START": str(self._go)},
                 microbatch=MICROBATCH,
-                hosts_experts=name != _TRAINER,
+                host_experts=name != _TRAINER,
                 **self._settings,
             )
             self._volunteers.append(self.enter_context(peer))

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, P, PeerConfig
+from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
 from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
+C = TypeVar("C", bound=PeerConfig)
 _CHECKOUT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -190,13 +191,13 @@ def start_volunteer(
     **settings: Any,
 ) -> Peer:
     """One of our volunteers."""
-    job = {"role": "volunteer", **volunteer_job(invitation, _config(PeerConfig, folder, name, host, settings))}
+    job = {"role": "volunteer", **volunteer_job(invitation, _config(JoinOptions, folder, name, host, settings))}
     return Peer("dedloc_kit.worker volunteer", job, name=name, folder=folder, prefix=prefix, environment=environment)
 
 
-def _config(kind: type[P], folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> P:
-    defaults = {"device": "cpu", "threads": 1, "task_module": "benchmarks.lib.task"}
-    return kind(folder=folder / name, name=name, host=host, **{**defaults, **settings})
+def _config(kind: type[C], folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> C:
+    defaults = {"devices": "cpu", "threads": 1, "task_module": "benchmarks.lib.task"}
+    return kind(folder=folder / name, name=name, swarm_host=host, **{**defaults, **settings})
 
 
 def _processes() -> list[int]:

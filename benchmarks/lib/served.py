@@ -112,7 +112,7 @@ class ServedOn:
         self._started += 1
         return ServerConfig(
             folder=self._folder / f"server{self._started}",
-            host=self.network.address(host),
+            swarm_host=self.network.address(host),
             span=self._spans[host],
             source=str(self._model),
             **{"client_mode": False, "devices": "cpu", "threads": 1, "weights": "float32", **self._settings},

@@ -179,7 +179,7 @@ def play(place: Place, board: Board, folder: Path, emit: Callable[[AnyEvent], No
     enter(place.namespace)
     torch.set_num_threads(1)
     run, slot = place.run, place.slot
-    settings = PeerConfig(folder=folder / f"peer{slot}", name=f"peer{slot}", host=place.host)
+    settings = PeerConfig(folder=folder / f"peer{slot}", name=f"peer{slot}", swarm_host=place.host)
     settings = settings.model_copy(update={"client_mode": place.client_mode})
     entry = Entry(run, settings, place.addresses, place.organizer)
     node = entry.start(entry.surroundings())

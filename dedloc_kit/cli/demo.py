@@ -26,7 +26,7 @@ from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
+from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions
 from dedloc_kit.run.places import local_copies
 from dedloc_kit.worker import Worker, volunteer_job
 
@@ -80,7 +80,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
         return {
             "folder": folder / name,
             "name": name,
-            "host": "127.0.0.1",
+            "swarm_host": "127.0.0.1",
             "devices": "cpu",  # several processes would not fit on one GPU
             "threads": threads,
             "until_step": steps,
@@ -114,7 +114,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                 workers.append(
                     Worker(
                         "volunteer",
-                        volunteer_job(invitation, PeerConfig(**settings(name), stage=stage, data=copies)),
+                        volunteer_job(invitation, JoinOptions(**settings(name), stage=stage, data=copies)),
                         folder=folder / name,
                         on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
                     )

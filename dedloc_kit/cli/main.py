@@ -22,7 +22,6 @@ from dedloc_kit.cli.commands import (
     invite,
     join,
     launch,
-    lend,
     login,
     new,
     notebook,
@@ -41,7 +40,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, prepare, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, lend, notebook, serve, chat, api, dashboard, status, doctor, evaluate, export),
+    *(join, notebook, serve, chat, api, dashboard, status, doctor, evaluate, export),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

@@ -91,7 +91,7 @@ def coordinator(
     check_key(peer.folder)
     memory = recall(peer.folder, run.run_id)
     # Strictly this port: on another one nobody would find it again.
-    peer = peer.model_copy(update={"port": peer.port or memory.port})
+    peer = peer.model_copy(update={"swarm_port": peer.swarm_port or memory.port})
     served = Store(peer.folder / "served") if _is_served(run, peer) else None
     with _taking_part(run, peer, memory.peers, stop, on_step, None if served is None else served.find) as me:
         if isinstance(me, SwarmPeer) and run.trust.checks == "on":

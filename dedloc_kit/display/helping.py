@@ -12,7 +12,7 @@ MBIT = 1e6 / 8
 
 @dataclass(frozen=True)
 class Helpers:
-    """Some who lend a line (`dedloc lend`) and train nothing."""
+    """Some who lend a line (`dedloc join --auxiliary`) and train nothing."""
 
     count: int
     line: float
@@ -50,7 +50,7 @@ def gain(step: Callable[[Sequence[Helpers]], float], helpers: Sequence[Helpers])
     line = "the coordinator's line" if not helpers else "the lines of the coordinator and the helpers"
     return (
         f"{_part(lost)} of your volunteers' time is spent waiting for {line}; {who} with "
-        f"{offer.line / MBIT:g} Mbit/s {'each ' if offer.count > 1 else ''}{does} (dedloc lend)"
+        f"{offer.line / MBIT:g} Mbit/s {'each ' if offer.count > 1 else ''}{does} (dedloc join --auxiliary)"
     )
 
 

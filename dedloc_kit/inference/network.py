@@ -18,7 +18,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.pipe import Pipe
-from dedloc_kit.run.peer import parse_peer
+from dedloc_kit.run.peer import PeerConfig, parsed
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ServingConfig, served_by_swarm
 from dedloc_kit.worker import Worker, user_job
@@ -68,7 +68,7 @@ class Network:
             """What it is called."""
             near, far = socket.socketpair()
             with far:
-                peer = parse_peer({"name": "user", "client_mode": True, **(settings or {}), "folder": own})
+                peer = parsed(PeerConfig, {"name": "user", "client_mode": True, **(settings or {}), "folder": own})
                 self._worker = Worker(
                     "user",
                     user_job(invitation, peer, far.fileno(), code, activations),

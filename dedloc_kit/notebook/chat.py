@@ -84,7 +84,22 @@ class _Box:
 def chat(
     where: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
 ) -> Conversation | None:
-    """See `dedloc_kit.chat`."""
+    """Talk with a model on this machine, or with one that its community serves, whose servers see what is typed.
+
+        from dedloc_kit import chat
+
+        chat("runs/RUN-ID")
+
+    In Jupyter the cell returns, and the panel takes messages. On Colab, whose buttons are dead while something else
+    goes on, the cell asks for one message after the other: its stop button stops an answer, an empty line ends the
+    chat. In a script or terminal it is what `dedloc chat` is.
+
+    :param where: a folder that transformers loads, a run's folder (its best checkpoint), a model `OWNER/NAME` on the
+        Hub, or an invitation: a page's URL (`http://...`), a repository on the Hub without a model, or a file
+    :param code: what lets you in if a served model is not open to all; as for `join`
+    :param folder: keeps your identity and the parts of a served model that this machine needs; by default in your home
+    :param length: tokens that the model sees at once
+    """
     place = platform()
     talk, panel = _chats.get(where), None
     if talk is None or talk.snapshot().phase == "over":

@@ -1,45 +1,54 @@
 """`join`: this machine trains in a run."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.notebook.taking_part import Going, Participation, Views, take_part
+from dedloc_kit.errors import UserError
+from dedloc_kit.notebook.keywords import checked, keywords_of
+from dedloc_kit.notebook.taking_part import Going, Participation, Views, refuse, take_part
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 
 _sessions: Going[Session] = {}
 
 
+@keywords_of(JoinOptions)
 def join(
     invitation: str,
     *,
-    name: str | None = None,
-    team: str | None = None,
-    devices: str = "auto",
     folder: str | Path | None = None,
-    task_module: str | None = None,
-    data: Mapping[str, str | Path] | None = None,
-    drive_only: bool = False,
-    host_experts: bool = False,
     code: str | None = None,
     block: bool | None = None,
-    lends: bool = False,
-    gives_state: bool = False,
-    compile: bool = False,
+    **options: Any,
 ) -> Participation | None:
-    """See `dedloc_kit.join` and `dedloc_kit.lend`."""
-    settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
-    chosen = {key: value for key, value in settings.items() if value is not None}
-    flags = {"drive_only": drive_only, "hosts_experts": host_experts, "lends": lends, "gives_state": gives_state}
-    flags["compile"] = compile
-    copies = {name: Path(path).expanduser().absolute() for name, path in (data or {}).items()}
-    given = {**chosen, **flags, "data": copies}
+    """Let this machine take part in a run, and show how it goes.
+
+        from dedloc_kit import join
+
+        join("http://HOST:8000", name="Asha")
+
+    In Jupyter the cell returns, and the panel's buttons pause and leave. On Colab, whose buttons are dead while a cell
+    runs, the cell runs until its stop button leaves; where nobody sits before the notebook, as with `nbconvert
+    --execute`, until the run is over. In a script or terminal it shows a compact view and Ctrl-C leaves.
+
+    :param invitation: a coordinator's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
+    :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
+    :param code: what lets you into a run that is not open to all: the personal code that the organizer gave you, or a
+        read-only token of the Hub, as the run wants it. Better keep it as the secret `DEDLOC_CODE` on Colab or Kaggle,
+        or in the environment; without any the call asks for it
+    :param block: whether the call waits until the session ends; by default as described above
+    """
+    views = Views(_panel, _watch, _refused, _waiting)
+    try:
+        given = checked(JoinOptions, options)
+    except UserError as error:
+        refuse(str(error), views)
+        return None
 
     def start(code: str) -> Session:
         return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    views = Views(_panel, _watch, _refused, _waiting)
     return take_part(invitation, (given, folder, code), _sessions, start, views, code=code, block=block)
 
 

@@ -4,7 +4,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.notebook.taking_part import Going, Participation, Views, take_part
+from dedloc_kit.errors import UserError
+from dedloc_kit.notebook.keywords import checked, keywords_of
+from dedloc_kit.notebook.taking_part import Going, Participation, Views, refuse, take_part
+from dedloc_kit.serving.config import ServerConfig
 from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
 
 _sessions: Going[ServingSession] = {}
@@ -64,25 +67,39 @@ def markup(now: ServingSnapshot, *, buttons: bool) -> str:
     )
 
 
+@keywords_of(ServerConfig)
 def serve(
     invitation: str,
     *,
-    name: str | None = None,
-    team: str | None = None,
-    weights: str = "bfloat16",
-    blocks: int | None = None,
     folder: str | Path | None = None,
     code: str | None = None,
     block: bool | None = None,
+    **options: Any,
 ) -> Participation | None:
-    """See `dedloc_kit.serve`."""
-    settings = {"name": name, "team": team, "weights": weights, "blocks": blocks}
-    given = {key: value for key, value in settings.items() if value is not None}
+    """Let this machine hold some layers of a model that its community serves, and show how it goes.
+
+        from dedloc_kit import serve
+
+        serve("http://HOST:8000", name="Asha")
+
+    In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab the cell runs until its stop button
+    leaves. In a script or terminal it shows a compact view and Ctrl-C leaves.
+
+    :param invitation: the page's URL (`http://...`) or an invitation's file
+    :param folder: keeps your identity and what was fetched; by default one in your home folder
+    :param code: what lets you into a swarm that is not open to all; as for `join`
+    :param block: whether the call waits until the session ends; by default as described above
+    """
+    views = Views(ServingPanel, _watch, _refused, _waiting)
+    try:
+        given = checked(ServerConfig, options)
+    except UserError as error:
+        refuse(str(error), views)
+        return None
 
     def start(code: str) -> ServingSession:
         return ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    views = Views(ServingPanel, _watch, _refused, _waiting)
     return take_part(invitation, (given, folder, code), _sessions, start, views, code=code, block=block)
 
 

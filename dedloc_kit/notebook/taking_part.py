@@ -160,6 +160,11 @@ def _shown(panel: Any, snapshot: Any) -> Any:
     return panel
 
 
+def refuse(problem: str, views: Views[S]) -> None:
+    """Show what keeps a session from even beginning."""
+    _show_refusal(problem, platform(), views, None)
+
+
 def _show_refusal(problem: str, where: str, views: Views[S], panel: Any) -> None:
     """What keeps a session from even beginning, in the place where the panel would be."""
     if where == "terminal":

@@ -22,7 +22,7 @@ from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, pr
 from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local
-from dedloc_kit.run.peer import parse_peer
+from dedloc_kit.run.peer import JoinOptions, parsed
 from dedloc_kit.run.places import names_local_files
 from dedloc_kit.run.section import public_name
 from dedloc_kit.run.task import Source
@@ -122,7 +122,8 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
-        f"a helper      {size(lender_memory_needed(parameters))} of memory at most, and no GPU (dedloc lend)",
+        f"a helper      {size(lender_memory_needed(parameters))} of memory at most, and no GPU "
+        "(dedloc join --auxiliary)",
     ]
     if run.experts is not None:
         lines += describe_experts(run, parameters)
@@ -238,7 +239,7 @@ def rehearse(run: RunConfig, console: Console, *, offline: bool = False, **setti
                 found.append(event)
 
     folder = Path(tempfile.mkdtemp(prefix="dedloc-check-"))
-    job = coordinator_job(run, parse_peer({"folder": folder, **settings}))
+    job = coordinator_job(run, parsed(JoinOptions, {"folder": folder, **settings}))
     environment = _OFFLINE if offline else {}
     worker = Worker("rehearsal", job, folder=folder, on_event=heard, environment=environment)
     try:

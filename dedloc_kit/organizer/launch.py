@@ -23,10 +23,11 @@ from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.organizer.earlier_runs import earlier_run
+from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
+from dedloc_kit.run.peer import CoordinatorConfig, LaunchOptions
 from dedloc_kit.run.places import local_copies, names_local_files
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
@@ -146,34 +147,15 @@ class Coordinator:
             self.dashboard.entrance.give_out(self._invitation.model_copy(update={"peers": peers}))
 
 
-def launch(
-    run: RunConfig,
-    peer: CoordinatorConfig,
-    *,
-    host: str,
-    port: int,
-    url: str | None = None,
-    certificate: Certificate | None = None,
-    resume: str | None = None,
-    most_volunteers: int | None = None,
-    stall_minutes: int,
-    webhook: str | None = None,
-) -> int:
-    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
-
-    :param url: under which others find the page, where a proxy stands before it
-    :param certificate: for TLS without a proxy
-    :param resume: a training state to start from, see `hub.training_state`
-    :param most_volunteers: with so many, newcomers are asked to come later
-    :param stall_minutes: an alert tells that for so long no global step was done
-    :param webhook: the secret address to which alerts are posted as well
-    """
+def launch(run: RunConfig, peer: CoordinatorConfig, page: PageSettings, options: LaunchOptions) -> int:
+    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code."""
+    resume = options.resume
     peer.check(run)
     local_copies(run)  # two things of one name are better refused now
     with (
         peer_folder(peer.folder, "launch of this run"),
         RunDisplay(run.global_batch) as display,
-        _alerting(run, peer, 60.0 * stall_minutes, webhook, display) as alerts,
+        _alerting(run, peer, 60.0 * options.stall_minutes, page.webhook, display) as alerts,
     ):
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
             display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
@@ -202,12 +184,12 @@ def launch(
         with Coordinator(
             run,
             peer,
-            host=host,
-            port=port,
+            host=page.host,
+            port=page.port,
             on_event=on_event,
-            url=url,
-            certificate=certificate,
-            most_volunteers=most_volunteers,
+            url=page.url,
+            certificate=page.certificate,
+            most_volunteers=options.most_volunteers,
         ) as coordinator:
             return _serve(run, peer, coordinator, alerts, display)
 

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.dashboard.serving.dashboard import ServingDashboard
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
@@ -15,6 +13,7 @@ from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers
 from dedloc_kit.organizer.launch import write_invitation
+from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
 from dedloc_kit.serving.coverage import coverage, named, served_by
@@ -26,21 +25,6 @@ from dedloc_kit.worker import Worker, beginning_job
 LISTED = 8
 """Servers beside the first whose addresses stand in the invitation: through them others join while it is away."""
 RENEWAL_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class PageSettings:
-    """Where the page is served.
-
-    :ivar url: under which others find it, where a proxy stands before it
-    :ivar webhook: the secret address to which alerts are posted as well
-    """
-
-    host: str = "0.0.0.0"
-    port: int = 8000
-    url: str | None = None
-    certificate: Certificate | None = None
-    webhook: str | None = None
 
 
 class FirstServer:

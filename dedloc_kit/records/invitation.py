@@ -12,14 +12,13 @@ from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
 from dedloc_kit.run.places import check_names, published
+from dedloc_kit.run.section import Url
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 from dedloc_kit.version import __version__
 
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
-# Nothing in it means anything to a shell: people paste it into one.
-Url = Annotated[str, Field(max_length=300, pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$")]
 WheelFile = Annotated[
     str, Field(max_length=200, pattern=r"^dedloc_kit-[0-9A-Za-z.+]+-py3-none-any\.whl#sha256=[0-9a-f]{64}$")
 ]

@@ -16,7 +16,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 
 LOOK_SECONDS = 1.0
@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 def lender(
     invitation: Invitation,
     run: RunConfig,
-    peer: PeerConfig,
+    peer: JoinOptions,
     emit: Callable[[AnyEvent], None],
     stop: threading.Event,
     stopped: str,
@@ -59,7 +59,7 @@ def lender(
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         await_twin(me, stop, emit)
-        if peer.gives_state:
+        if peer.give_state:
             emit(State(text="loading the training state"))
         me.optimizer.load()
         me.optimizer.begin()

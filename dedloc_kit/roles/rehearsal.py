@@ -46,7 +46,7 @@ from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.roles.overlap import Fingerprints
 from dedloc_kit.roles.survey import survey
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.run.places import volunteers_read
 from dedloc_kit.run.section import public_name
 from dedloc_kit.run.seeds import seed_of
@@ -62,7 +62,7 @@ _SURVEY_SECONDS = 15.0
 _FEW = 8
 
 
-def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+def rehearse(run: RunConfig, peer: JoinOptions, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
     """Emit what the run takes as `Rehearsed`. Raises UserError with the fix for a run that cannot work."""
 
     def warn(text: str) -> None:
@@ -109,7 +109,12 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
 
 
 def _staged(
-    run: RunConfig, peer: PeerConfig, device: torch.device, readable: bool, emit: Callable[[AnyEvent], None], warn: Warn
+    run: RunConfig,
+    peer: JoinOptions,
+    device: torch.device,
+    readable: bool,
+    emit: Callable[[AnyEvent], None],
+    warn: Warn,
 ) -> Rehearsed:
     """What the stages of a pipeline take; a sample costs what it does in all of them."""
     task = create_task(run, peer.task_module)
@@ -136,7 +141,7 @@ def _staged(
 
 
 def _going_on(
-    run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
+    run: RunConfig, task: Task, peer: JoinOptions, emit: Callable[[AnyEvent], None], warn: Warn
 ) -> GoingOn | None:
     """Read the model that the run goes on from, and measure it as the run will begin with it."""
     if (made := task.vocabulary_transfer()) is None:
@@ -171,7 +176,7 @@ def _check_vocabulary(run: RunConfig) -> None:
 
 
 def _read_sources(
-    run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
+    run: RunConfig, task: Task, peer: JoinOptions, emit: Callable[[AnyEvent], None], warn: Warn
 ) -> tuple[Source, ...]:
     """Look into every source by itself, the held-out data too: each must be there and hold what it should.
 

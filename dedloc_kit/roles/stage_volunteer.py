@@ -25,7 +25,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
 from dedloc_kit.run.config import MAX_BATCHES, RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.run.places import with_copies
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
@@ -89,7 +89,7 @@ class _Gradients:
 def stage_volunteer(
     invitation: Invitation,
     run: RunConfig,
-    peer: PeerConfig,
+    peer: JoinOptions,
     emit: Callable[[AnyEvent], None],
     stop: threading.Event,
     stopped: str,
@@ -137,7 +137,7 @@ def stage_volunteer(
         return None
 
 
-def _fitting(run: RunConfig, peer: PeerConfig, task: Task, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
+def _fitting(run: RunConfig, peer: JoinOptions, task: Task, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
     """The stages that this machine holds, of all or of the one that was asked for; raises UserError if it is none."""
     assert run.pipeline is not None
     emit(State(text="looking which stages this machine holds"))
@@ -154,7 +154,7 @@ class _Work:
     def __init__(
         self,
         invitation: Invitation,
-        peer: PeerConfig,
+        peer: JoinOptions,
         task: Task,
         me: SwarmPeer,
         known: tuple[str, ...],

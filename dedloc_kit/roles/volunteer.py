@@ -30,7 +30,7 @@ from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduc
 from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.run.places import with_copies
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 def volunteer(
     invitation: Invitation,
-    peer: PeerConfig,
+    peer: JoinOptions,
     emit: Callable[[AnyEvent], None],
     stop: threading.Event,
     stopped: str = "",
@@ -62,8 +62,8 @@ def volunteer(
     """
     run = with_copies(invitation.run_config(), peer.data)
     emit(State(text="connecting"))
-    if peer.lends:
-        lender(invitation, run, peer, emit, stop, stopped)
+    if peer.auxiliary:
+        lender(invitation, run, peer.model_copy(update={"devices": "cpu"}), emit, stop, stopped)
         return None
     if run.pipeline is not None:
         if peer.compile:
@@ -79,7 +79,7 @@ def volunteer(
             f"this run is not cut into stages; leave {'--drive-only' if peer.drive_only else '--stage'} out"
         )
 
-    if peer.hosts_experts and run.experts is None:
+    if peer.host_experts and run.experts is None:
         raise UserError("this run has no experts to host; leave --host-experts out")
     lost = Lost()
     mixing: Mixing = Unmixed()
@@ -125,7 +125,7 @@ def volunteer(
         with ExitStack() as stack:
             falls = lambda: me.optimizer.state.decay is not None  # noqa: E731
             batches = stack.enter_context(feed.batches(largest, falls, ahead=4 * count))
-            room = room_for_experts(peer.folder) if peer.hosts_experts else 0
+            room = room_for_experts(peer.folder) if peer.host_experts else 0
             mixing = stack.enter_context(asking(me, known, room, emit))
             cards = Cards(
                 me.replicas,
@@ -195,7 +195,7 @@ def volunteer(
 
 
 def _recomputing(
-    run: RunConfig, peer: PeerConfig, me: SwarmPeer, cards: Cards
+    run: RunConfig, peer: JoinOptions, me: SwarmPeer, cards: Cards
 ) -> tuple[Recomputer, Trial] | tuple[None, None]:
     """Who computes for the organizer's questions, and the trial before anything counts; nobody where checks are off."""
     if me.parameters is None:
@@ -206,7 +206,7 @@ def _recomputing(
     return recomputer, Trial(me.exchange.host, question, recomputer, me.parameters)
 
 
-def _answering(peer: PeerConfig, me: SwarmPeer, recomputer: Recomputer | None) -> Callable[[], None]:
+def _answering(peer: JoinOptions, me: SwarmPeer, recomputer: Recomputer | None) -> Callable[[], None]:
     """What is to be done between two microbatches about the organizer's questions."""
     if recomputer is None:
         return lambda: None

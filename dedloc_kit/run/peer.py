@@ -1,71 +1,74 @@
-"""What one machine decides for itself."""
+"""What one machine decides for itself; it never changes what is learned.
+
+Each option is declared once, as a field of these classes: the command line (`dedloc_kit.cli.generated`), the keyword
+arguments of the Python functions (`dedloc_kit.notebook.keywords`) and the worker's job are made of them. The text
+behind a field is its help.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.config import RunConfig
+from dedloc_kit.run.option import HIDDEN, Option
 from dedloc_kit.run.parts import MAX_STAGES
-from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT, PositiveInt, Section
+from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT, PositiveInt, Section, Url
 from dedloc_kit.validation import describe
 
 DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 """The pattern of what a peer may train on; see `PeerConfig.devices`."""
+Port = Annotated[int, Field(ge=0, le=65535), Option("PORT", "a TCP port, from 0 to 65535")]
+Devices = Annotated[
+    str, Field(pattern=DEVICES), Option("NAMES", "auto, cpu, cuda, mps, or names such as cuda:0,cuda:1")
+]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN_TEXT)]
+Team = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
 
 
 class PeerConfig(Section):
-    """What one machine decides for itself; it never changes what is learned."""
+    """The options of every peer."""
 
-    folder: Path
-    """Where this peer keeps its identity, its logs and, for a coordinator, checkpoints and the ledger."""
-    name: str = Field(default="anonymous", min_length=1, max_length=64, pattern=PLAIN_TEXT)
-    """The name shown on the dashboard."""
-    team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
-    """The team that this volunteer gives for, shown on the dashboard; none by default."""
-    devices: str = Field(default="auto", pattern=DEVICES, validation_alias=AliasChoices("devices", "device"))
-    """What to train on: `auto` (all CUDA GPUs, else Apple's GPU, else the CPU), `cuda` (all CUDA GPUs), or names such
-    as `cuda:0,cuda:1`. The name of before there were several, `device`, is taken too."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of torch; 0 takes what the machine has."""
-    microbatch: Annotated[int, Field(ge=0)] = 0
-    """Samples that go through the model at once; 0 tries what suits the device."""
-    compile: bool = False
-    """Whether to compile the model's layers for the device, which is tried first."""
-    task_module: str | None = None
-    """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
-    data: dict[str, Path] = Field(default={})
-    """Copies that this machine has of the run's data, tokenizer or start, by the last part of their names. Nothing else
-    of this machine is read, whatever the run names."""
-    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)] | None = None
-    """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
-    drive_only: bool = False
-    """In a run in stages: to hold none, and only send batches of its own data through those of others."""
-    hosts_experts: bool = False
-    """In a run with experts: to hold some of them for all, beside training."""
-    lends: bool = False
-    """To lend a line: to average for others and to give them averages, and train nothing."""
-    gives_state: bool = False
-    """Of who lends a line: to hold the training state as well, and give it to newcomers."""
-    client_mode: bool | None = None
-    """Only outgoing connections, for machines that nobody can reach; without a value a test decides."""
-    host: str = "0.0.0.0"
-    """The address to listen on."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    folder: Annotated[Path, Option(metavar="DIR", optional=True)]
+    """Keeps this machine's identity; default: one in your home folder."""
+    name: Annotated[Name, Option(no_default=True)] = "anonymous"
+    """Shown on the live page; default: that of your Hub account if you are logged in, else anonymous."""
+    team: Team = ""
+    """Shown beside it; what you give counts for the team too."""
+    devices: Devices = "auto"
+    """What to train on: auto (all GPUs, else the processor), cpu, or names such as cuda:0,cuda:1."""
+    threads: Annotated[int, Field(ge=0), Option(metavar="N")] = 0
+    """CPU threads; 0 takes all cores."""
+    task_module: Annotated[str | None, Option(metavar="MODULE")] = None
+    """A Python module on this machine that has the run's task, if dedloc_kit itself has not."""
+    data: Annotated[dict[str, Path], Option(metavar="NAME=PATH")] = Field(default={})
+    """Your copies of the run's data, tokenizer or start, by the last part of their names. Nothing else of this machine
+    is read, whatever the run names."""
+    client_mode: Annotated[
+        bool | None,
+        Option(no="--reachable", no_help="do not test: others can reach this machine, at --swarm-port and, if need be, "
+               "--announce-host"),
+    ] = None  # fmt: skip
+    """Make outgoing connections only; default: do so if a test finds that others cannot reach this machine."""
+    swarm_host: Annotated[str, Option(metavar="ADDRESS")] = "0.0.0.0"
+    """The address on which the swarm listens."""
+    swarm_port: Port = 0
     """The swarm's TCP port; 0 takes a free one."""
-    announce_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]+$")] | None = None
-    """The address or name under which others reach this machine, if it differs from what it sees itself."""
+    announce_host: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]+$"), Option(metavar="HOST")] = None
+    """The public address, if this machine has another one."""
     listed: bool = False
-    """Whether this peer's addresses may stand in the public invitation. Coordinator: whether those of volunteers who
-    agree do."""
-    checks: bool = True
-    """Where the run has its work checked: whether this machine computes now and then what others have computed. It
-    accounts for its own work in any case."""
-    until_step: PositiveInt | None = None
-    """Leave as soon as this global step is done."""
-    export: Path | None = None
+    """Agree that the public invitation names where this machine is: others can then join through it; only if the
+    organizer wants that too."""
+    until_step: Annotated[PositiveInt | None, Option(metavar="N")] = None
+    """Leave after this global step."""
+    export: Annotated[Path | None, HIDDEN] = None
     """A safetensors file that receives the parameters when this peer leaves."""
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether this peer has the training state."""
+        return True
 
     @property
     def last_push_seconds(self) -> float:
@@ -77,32 +80,66 @@ class PeerConfig(Section):
         return min(run.optimizer.total_steps, self.until_step or run.optimizer.total_steps)
 
 
-class CoordinatorConfig(PeerConfig):
-    """What the organizer's machine decides besides."""
+class JoinOptions(PeerConfig):
+    """The options of a volunteer."""
 
-    evaluate_every: PositiveInt = 10
+    microbatch: Annotated[int, Field(ge=0), Option(metavar="N")] = 0
+    """Samples at once; 0: tuned automatically."""
+    compile: bool = False
+    """Compile the model's layers for this device, if that works and is faster; it takes a minute or more."""
+    checks: Annotated[bool, Option(help="never compute again what others have computed to check it")] = True
+    """Compute again now and then what others have computed, where the organizer has the work checked."""
+    stage: Annotated[int | None, Field(ge=0, lt=MAX_STAGES), Option(metavar="N")] = None
+    """Of a run in stages: the one to hold, from 0 on; default: the one that lacks peers most."""
+    drive_only: bool = False
+    """In a run in stages: hold none, and send batches of data through those of others; takes little memory."""
+    host_experts: bool = False
+    """In a run with experts: hold some of them for all, in up to half of the memory that is free, and train."""
+    auxiliary: bool = False
+    """Train nothing, and average for others: for a machine that they can reach, without a GPU."""
+    give_state: bool = False
+    """With --auxiliary: hold the training state as well, and give it to newcomers: that takes many times the memory."""
+
+    @property
+    def holds_state(self) -> bool:
+        return self.give_state or not self.auxiliary
+
+
+class CoordinatorConfig(PeerConfig):
+    """The options of a coordinator, but for those of its page."""
+
+    folder: Annotated[Path, Option(metavar="DIR", optional=True)]
+    """Of the run; default: runs/RUN-ID. A folder of an earlier start resumes it."""
+    name: Annotated[Name, HIDDEN] = "coordinator"
+    team: Annotated[Team, HIDDEN] = ""
+    data: Annotated[dict[str, Path], HIDDEN] = Field(default={})
+    client_mode: Annotated[bool | None, HIDDEN] = None
+    listed: Annotated[bool, Option(flag="--list-volunteers")] = False
+    """Let the public invitation name where volunteers are who agree to it: through them others can join while this
+    machine is down."""
+    evaluate_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 10
     """Global steps between two evaluations."""
-    checkpoint_every: PositiveInt = 1
+    checkpoint_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 1
     """Global steps between two checkpoints."""
-    keep_checkpoints: PositiveInt = 3
+    keep_checkpoints: Annotated[PositiveInt, Option(metavar="N")] = 3
     """How many of the newest checkpoints stay; the best one always does."""
-    resume: Path | None = None
+    resume: Annotated[Path | None, HIDDEN] = None
     """The training state to start from, unless the folder has a newer one; see `checkpoint.find`."""
-    hub: Annotated[str, Field(pattern=f"^{HUB_REPOSITORY}$")] | None = None
-    """The Hub repository `OWNER/NAME` that the model and the training state are pushed to."""
+    hub: Annotated[str | None, Field(pattern=f"^{HUB_REPOSITORY}$"), Option("OWNER/NAME", "OWNER/NAME")] = None
+    """Push model and training state to this repository of the Hub."""
     private: bool = False
-    """Whether that repository is to be made private."""
-    push_every: PositiveInt = 50
+    """Make that repository a private one."""
+    push_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 50
     """Global steps between two pushes."""
-    serve_every: Annotated[int, Field(ge=0)] = 50
-    """Global steps between two versions of the model that are handed out to servers; 0 for none."""
-    stages_memory: Annotated[float, Field(ge=0)] | None = None
-    """With a pipeline: how many GB of the stages' states are held in memory, the rest in the folder; half of what is
-    free at the start if not said."""
-    regions: Path | None = None
-    """A database of countries; with it the live page shows how many volunteers there are in which."""
-    downloads_folder: Path | None = None
-    """The folder of this machine that a web server shows as the run's `averaging.downloads`."""
+    serve_every: Annotated[int, Field(ge=0), Option(metavar="STEPS")] = 50
+    """How often a language model's newest version is handed out to those who serve it; 0: never."""
+    stages_memory: Annotated[float | None, Field(ge=0), Option(metavar="GB")] = None
+    """Of a run in stages: hold so much of their state in memory and the rest in the folder; default: half of what is
+    free."""
+    regions: Annotated[Path | None, Option(metavar="FILE.mmdb")] = None
+    """Show on the live page how many volunteers are in which country, by this GeoIP database of countries."""
+    downloads_folder: Annotated[Path | None, Option(metavar="FOLDER")] = None
+    """The folder of this machine that a web server shows at the run's averaging.downloads, if that is https://."""
 
     @property
     def last_push_seconds(self) -> float:
@@ -121,20 +158,40 @@ class CoordinatorConfig(PeerConfig):
             raise UserError("a run with [experts] is measured on held-out data alone; add [data.evaluation]")
 
 
-P = TypeVar("P", bound=PeerConfig)
+class PageOptions(Section):
+    """The options of a live page, of a run or of a served model."""
+
+    host: Annotated[str, Option(metavar="ADDRESS")] = "0.0.0.0"
+    """The address on which the live page listens."""
+    port: Port = 8000
+    """Of the live page; 0 takes a free one."""
+    url: Annotated[Url | None, Option("URL", "an address such as https://run.example.org")] = None
+    """Under which others find the page, where a proxy stands before it."""
+    tls_cert: Annotated[Path | None, Option(metavar="FILE")] = None
+    """Serve the page over TLS, without a proxy."""
+    tls_key: Annotated[Path | None, Option(metavar="FILE")] = None
+    """Of that certificate."""
+    webhook_file: Annotated[Path | None, Option(metavar="FILE")] = None
+    """Post alerts to the webhook (of Slack, Discord ...) whose secret address is in this file, or in the environment as
+    DEDLOC_WEBHOOK."""
 
 
-def parse_peer(values: dict[str, Any]) -> PeerConfig:
+class LaunchOptions(PageOptions):
+    """The options of `dedloc launch` that its worker has no use for."""
+
+    most_volunteers: Annotated[PositiveInt | None, Option(metavar="N")] = None
+    """Ask newcomers to come later while so many train."""
+    resume: Annotated[str | None, Option(metavar="WHERE")] = None
+    """Start from this folder, file or OWNER/NAME[@REVISION] of the Hub."""
+    stall_minutes: Annotated[PositiveInt, Option(metavar="N")] = 30
+    """Alert when no global step was done for so long."""
+
+
+P = TypeVar("P", bound=Section)
+
+
+def parsed(kind: type[P], values: dict[str, Any]) -> P:
     """Validate what one machine has decided; raises UserError with the key and the fix."""
-    return _parsed(PeerConfig, values)
-
-
-def parse_coordinator(values: dict[str, Any]) -> CoordinatorConfig:
-    """The same for the organizer's machine."""
-    return _parsed(CoordinatorConfig, values)
-
-
-def _parsed(kind: type[P], values: dict[str, Any]) -> P:
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -11,6 +11,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]
 """What a tensor in single precision can be multiplied by."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
+# Nothing in it means anything to a shell: people paste it into one.
+Url = Annotated[str, Field(max_length=300, pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$")]
 PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"

@@ -11,8 +11,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.pretrained import GENERATION_CONFIG, TOKENIZER_FILES, check_kernels
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.section import HUB_REPOSITORY, Section
+from dedloc_kit.run.option import HIDDEN, Option
+from dedloc_kit.run.peer import Devices, PeerConfig
+from dedloc_kit.run.section import HUB_REPOSITORY, PositiveInt, Section
 from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 
@@ -87,19 +88,24 @@ class ServingConfig(SwarmConfig, ModelVersion):
 class ServerConfig(PeerConfig):
     """What one server decides for itself."""
 
-    source: str | None = None
-    """Where this machine takes the weights from: a folder, or `OWNER/NAME@COMMIT` of the Hub; without it where the
-    swarm's configuration says, or from other servers."""
-    blocks: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Layers that this server holds; without it as many as fit into its memory."""
-    span: Annotated[str, Field(pattern=r"^\d{1,4}:\d{1,4}$")] | None = None
-    """Which ones, such as `0:12`; then it never moves to others."""
+    devices: Devices = "auto"
+    """What to compute on: auto (the first GPU, else the processor), cpu, or a name such as cuda:1."""
+    task_module: Annotated[str | None, HIDDEN] = None
+    listed: Annotated[bool, HIDDEN] = False
+    until_step: Annotated[PositiveInt | None, HIDDEN] = None
+    source: Annotated[str | None, Option(metavar="MODEL")] = None
+    """To join: take the weights from this folder, or OWNER/NAME@COMMIT of the Hub; default: from where the model is, or
+    from other servers."""
+    blocks: Annotated[int | None, Field(ge=1, le=1024), Option(metavar="N")] = None
+    """Layers that this machine holds; default: all that fit into its memory."""
+    span: Annotated[str | None, Field(pattern=r"^\d{1,4}:\d{1,4}$"), Option(metavar="BEGIN:END")] = None
+    """Which ones, for good; default: those that others lack most."""
     weights: WeightFormat = "bfloat16"
-    """In which the weights are held: less memory from left to right, and less exact."""
-    cache_tokens: Annotated[int, Field(ge=128, le=2**24)] = 8192
-    """Of all sessions together, whose past this server keeps at the same time."""
-    forwarding: bool = True
-    """Whether this server, if others can reach it, connects peers that cannot reach each other."""
+    """How the weights are held: less memory from left to right, and less exact."""
+    cache_tokens: Annotated[int, Field(ge=128, le=2**24), Option(metavar="N")] = 8192
+    """Of all texts that are being written, how many tokens this machine remembers."""
+    forwarding: Annotated[bool, Option(help="do not connect peers that cannot reach each other")] = True
+    """Connect peers that cannot reach each other, if others can reach this machine."""
 
 
 def parse_serving(values: dict[str, Any]) -> ServingConfig:
@@ -108,14 +114,6 @@ def parse_serving(values: dict[str, Any]) -> ServingConfig:
         return ServingConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise UserError(describe(error, ServingConfig)) from None
-
-
-def parse_server(values: dict[str, Any]) -> ServerConfig:
-    """Validate what one server has decided; raises UserError with the key and the fix."""
-    try:
-        return ServerConfig.model_validate(values)
-    except ValidationError as error:
-        raise UserError(describe(error, ServerConfig)) from None
 
 
 def serving_of(invitation: Invitation) -> ServingConfig:

@@ -12,7 +12,8 @@ from dedloc_kit.display import human
 from dedloc_kit.events import Joined, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.home import peer_folder
-from dedloc_kit.serving.config import ServingConfig, parse_server, served_by_swarm
+from dedloc_kit.run.peer import parsed
+from dedloc_kit.serving.config import ServerConfig, ServingConfig, served_by_swarm
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import server_job
@@ -136,7 +137,7 @@ class ServingSession:
         version = swarm.manifest if isinstance(swarm, ServingConfig) else ""
         about = {"run_id": swarm.run_id, "about": swarm.about, "version": version}
         self._set(**about, url=invitation.url, name=account.name)
-        peer = parse_server({**self._settings, "folder": self._folder.resolve(), "name": account.name})
+        peer = parsed(ServerConfig, {**self._settings, "folder": self._folder.resolve(), "name": account.name})
         secrets = {**account.environment(), **({CODE: self._code} if self._code else {})}
         return {**server_job(invitation, peer), "environment": secrets}
 

@@ -21,7 +21,7 @@ from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import PeerConfig, parse_peer
+from dedloc_kit.run.peer import JoinOptions, parsed
 from dedloc_kit.session.snapshot import Fill, LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.version import __version__
@@ -139,22 +139,22 @@ class Session:
         self._set(name=self._account.name, anonymous=self._account.anonymous, text="checking the machine")
         copies = known_copies(run.run_id, invitation.organizer) | dict(self._settings.get("data", {}))
         settings = {**self._settings, "data": copies, "folder": self._folder.resolve(), "name": self._account.name}
-        peer = parse_peer(settings)
+        peer = parsed(JoinOptions, settings)
         if not self._peer:  # what stops it later may pass, such as a line that is down
             self._check_machine(invitation, peer)
         self._set(text="loading the libraries")
         secrets = {**self._account.environment(), **({CODE: self._code} if self._code else {})}
         return {**volunteer_job(invitation, peer, self._last_stop), "environment": secrets}
 
-    def _check_machine(self, invitation: Invitation, peer: PeerConfig) -> None:
+    def _check_machine(self, invitation: Invitation, peer: JoinOptions) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
         from huggingface_hub.constants import ENDPOINT
 
         machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
-        parameters, lends, gives = invitation.held_parameters, peer.lends, peer.gives_state
+        parameters, lends, gives = invitation.held_parameters, peer.auxiliary, peer.give_state
         for text in check(machine, parameters, devices=peer.devices, state=state, lends=lends, gives_state=gives):
             self._warn(text)
-        if not peer.lends and (no_use := tpu()):
+        if not peer.auxiliary and (no_use := tpu()):
             self._warn(no_use)
         if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
             self._warn(told)

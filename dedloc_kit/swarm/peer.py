@@ -287,7 +287,7 @@ class _Inside:
         return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
 
     def _state(self, run: RunConfig, trained: Modelled, room: Room) -> TrainingState:
-        if self.peer.lends and not self.peer.gives_state:
+        if not self.peer.holds_state:
             return NoState(_layout_of(trained), run)
         made = trained.model(), partial(_shared_optimizer, run, trained), run, room
         if run.experts is not None and self.office is not None:  # all experts are the organizer's

@@ -138,7 +138,7 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
 
 @pytest.mark.soak
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
-    peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), an_identity(tmp_path / IDENTITY_FILE)
+    peer, identity = PeerConfig(folder=tmp_path, swarm_host="127.0.0.1"), an_identity(tmp_path / IDENTITY_FILE)
     node = open_node(peer, identity, gate=gate_of(identity, tiny_run().run_id), may_start_alone=True)
     try:
         invitation = Invitation.of(tiny_run(), addresses_of(node)).signed(read_key(tmp_path / IDENTITY_FILE))

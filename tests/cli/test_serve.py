@@ -46,7 +46,7 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
         write = pipeline("text-generation", model=str(folder))
         assert write("def add(", max_new_tokens=8)[0]["generated_text"].startswith("def add(")
 
-    page = ("--dashboard-host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
+    page = ("--host", "127.0.0.1", "--port", "0", "--weights", "float32", "--name", "mine")
     with serving(tmp_path, run / "coordinator", "--span", "0:1", *page) as first:
         first.wait_for("to serve:", DEADLINE)
         invitation = tmp_path / "runs" / "serve-mine" / "invitation.json"

@@ -16,7 +16,7 @@ from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import PipelineConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from tests.text_runs import text_run, write_text
 
 
@@ -34,7 +34,7 @@ def run_of(folder: Path, tokens: int, **model: Any) -> RunConfig:
 
 def rehearsed(run: RunConfig, folder: Path) -> Rehearsed:
     found: list[AnyEvent] = []
-    rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1), found.append, threading.Event())
+    rehearse(run, JoinOptions(folder=folder, devices="cpu", threads=1), found.append, threading.Event())
     (last,) = (event for event in found if isinstance(event, Rehearsed))
     return last
 

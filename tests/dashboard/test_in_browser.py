@@ -865,7 +865,9 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
     from tests.tiny import tiny_run
 
     run = tiny_run(about="A network that learns to shift numbers, for all who test it")
-    peer = CoordinatorConfig(folder=tmp_path / "coordinator", host="127.0.0.1", devices="cpu", task_module="tests.tiny")
+    peer = CoordinatorConfig(
+        folder=tmp_path / "coordinator", swarm_host="127.0.0.1", devices="cpu", task_module="tests.tiny"
+    )
     status = page.locator("#status")
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator, ExitStack() as stack:
         invitation = coordinator.invitation()

@@ -94,7 +94,7 @@ def test_a_run_is_launched_with_a_certificate(tmp_path: Path) -> None:
     chain, key = self_signed(tmp_path)
     folder, run = tmp_path / "run", tmp_path / "run.toml"
     run.write_text('name = "tiny"\nglobal_batch = 64\n[task]\nname = "tiny"\n[[data.train]]\ndataset = "none/none"\n')
-    places = ("--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0", "--task-module", "tests.tiny")
+    places = ("--swarm-host", "127.0.0.1", "--host", "127.0.0.1", "--port", "0", "--task-module", "tests.tiny")
     tls = ("--tls-cert", chain, "--tls-key", key)
     with running("launch", run, "--folder", folder, *places, *tls, folder=tmp_path) as command:
         command.wait_for("to join:")

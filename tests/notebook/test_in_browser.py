@@ -31,7 +31,9 @@ def _a_browser_is_here() -> None:
 def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume: bool) -> None:
     """Join, watch, pause, perhaps resume, and leave, by clicking."""
     run = tiny_run(global_batch=4096, about="A network that learns to shift numbers, for all who test it")
-    peer = CoordinatorConfig(folder=folder / "coordinator", host="127.0.0.1", devices="cpu", task_module="tests.tiny")
+    peer = CoordinatorConfig(
+        folder=folder / "coordinator", swarm_host="127.0.0.1", devices="cpu", task_module="tests.tiny"
+    )
     home = folder / "home"
     environment = {"DEDLOC_HOME": str(home), "HF_HOME": str(home), "TINY_PAUSE": "0.02", "CUDA_VISIBLE_DEVICES": ""}
     with (

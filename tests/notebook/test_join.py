@@ -8,7 +8,7 @@ import pytest
 
 import dedloc_kit
 from dedloc_kit.notebook import join
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 
 
 @pytest.mark.parametrize("chosen", [{}, {"drive_only": True}])
@@ -25,4 +25,4 @@ def test_a_notebook_may_only_drive_where_its_owner_says_so(
     monkeypatch.setattr(join, "take_part", lambda invitation, arguments, sessions, start, views, **options: start(""))
     dedloc_kit.join("http://10.0.0.1:8000", name="Asha", **chosen)  # type: ignore[arg-type]
     (settings,) = asked
-    assert PeerConfig(folder=Path("f"), **settings).drive_only == bool(chosen)
+    assert JoinOptions(folder=Path("f"), **settings).drive_only == bool(chosen)

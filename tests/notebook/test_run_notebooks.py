@@ -49,7 +49,7 @@ def small_run(folder: Path) -> RunConfig:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     peer = CoordinatorConfig(
-        folder=tmp_path / "coordinator", name="coordinator", host="127.0.0.1", threads=1, devices="cpu"
+        folder=tmp_path / "coordinator", name="coordinator", swarm_host="127.0.0.1", threads=1, devices="cpu"
     )
     run = small_run(tmp_path)
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda event: None) as started:

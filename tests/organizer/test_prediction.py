@@ -163,7 +163,7 @@ def test_the_organizer_is_told_in_plain_words_what_a_helper_would_change() -> No
     assert told(10, 100 * MBIT) == "", "computing takes longer than the network"
     assert told(19, 50 * MBIT) == (
         "half of your volunteers' time is spent waiting for the coordinator's line; one helper with 100 Mbit/s "
-        "would end that (dedloc lend)"
+        "would end that (dedloc join --auxiliary)"
     )
     assert "; 2 helpers with 1000 Mbit/s each would end that" in told(60, 100 * MBIT)
     assert told(60, 100 * MBIT, [Helpers(2, 1000 * MBIT)]) == ""

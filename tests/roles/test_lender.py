@@ -18,7 +18,7 @@ from dedloc_kit.events import LocalProgress, Peers, StepDone
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.roles import lender
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header
@@ -53,8 +53,8 @@ def test_lenders_take_all_steps_and_reduce_and_of_two_one_gives_the_state_and_ev
         start = tmp_path / "start"
         environment = {"TINY_PAUSE": "0.02", "START_FILE": str(start)}
         giver = swarm.volunteer("giver", environment, client_mode=True, microbatch=4)
-        helper = swarm.volunteer("lender", lends=True, client_mode=False)
-        keeper = swarm.volunteer("keeper", lends=True, gives_state=True, client_mode=False)
+        helper = swarm.volunteer("lender", auxiliary=True, client_mode=False)
+        keeper = swarm.volunteer("keeper", auxiliary=True, give_state=True, client_mode=False)
         lent, kept = helper.joined.peer, keeper.joined.peer
         seen = coordinator.wait_for(Peers, lambda event: {lent, kept} <= {peer.peer for peer in event.peers})
         start.touch()
@@ -88,7 +88,7 @@ def test_a_line_that_nobody_reaches_is_not_lent_and_its_owner_is_told_what_helps
 
     monkeypatch.setattr(lender, "connected", connected)
     monkeypatch.setenv(CODE, "a code")
-    peer = PeerConfig(folder=tmp_path, lends=True)
+    peer = JoinOptions(folder=tmp_path, auxiliary=True)
     with pytest.raises(UserError, match="a line helps only those who reach it; open a port for it"):
         volunteer(invited(tiny_run()), peer, lambda _: None, threading.Event())
     assert (given["secret"], given["follower"]) == ("a code", True), "it is let in as a volunteer is"
@@ -96,7 +96,7 @@ def test_a_line_that_nobody_reaches_is_not_lent_and_its_owner_is_told_what_helps
 
 
 def test_a_run_in_stages_has_no_use_for_a_line_alone(tmp_path: Path) -> None:
-    peer = PeerConfig(folder=tmp_path, lends=True)
+    peer = JoinOptions(folder=tmp_path, auxiliary=True)
     with pytest.raises(UserError, match="cut into stages"):
         volunteer(invited(staged_run()), peer, lambda _: None, threading.Event())
 
@@ -117,14 +117,14 @@ def test_a_notebook_and_a_terminal_lend_in_the_same_way(monkeypatch: pytest.Monk
     monkeypatch.setattr("dedloc_kit.notebook.join.take_part", take_part)
     monkeypatch.setattr("dedloc_kit.session.session.Session", session)
     monkeypatch.setattr("dedloc_kit.session.display.watch", lambda _: None)
-    monkeypatch.setattr("dedloc_kit.cli.commands.lend.code_for", lambda _: "")
-    asked = ("where", "name", "lends", "gives_state")
+    monkeypatch.setattr("dedloc_kit.cli.commands.join.code_for", lambda _: "")
+    asked = ("where", "name", "auxiliary", "give_state")
     for gives in (False, True):
         begun.clear()
-        dedloc_kit.lend("run.json", name="Lena", give_state=gives)
-        words = ["lend", "run.json", "--name", "Lena", "--swarm-port", "31337", *gives * ["--give-state"]]
+        dedloc_kit.join("run.json", name="Lena", auxiliary=True, give_state=gives)
+        words = ["join", "run.json", "--name", "Lena", "--auxiliary", "--swarm-port", "31337"]
+        words += gives * ["--give-state"]
         options = parser().parse_args(words)
         assert options.call(options) == 0
-        assert [[each[key] for key in asked] for each in begun] == [["run.json", "Lena", True, gives]] * 2
-    assert begun[1]["port"] == 31337
-    assert PeerConfig(folder=Path("x"), **{k: v for k, v in begun[1].items() if k != "where"}).devices == "cpu"
+        assert [[each.get(key, False) for key in asked] for each in begun] == [["run.json", "Lena", True, gives]] * 2
+    assert begun[1]["swarm_port"] == 31337

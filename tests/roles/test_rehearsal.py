@@ -21,7 +21,7 @@ from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.roles.survey import ROWS
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from tests.learning.data.texts import FAULTS, ODD, all_that_goes_wrong
@@ -67,7 +67,7 @@ def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]
 
 def tried(folder: Path, task: dict[str, Any] | None = None, microbatch: int = 4, **changes: Any) -> list[AnyEvent]:
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=microbatch)
+    peer = JoinOptions(folder=folder, devices="cpu", threads=1, microbatch=microbatch)
     rehearse(parse_run(values(folder, task or {}, **changes)), peer, heard.append, threading.Event())
     return heard
 
@@ -91,7 +91,7 @@ def test_it_counts_parameters_bytes_and_operations(folder: Path) -> None:
 def test_operations_are_counted_of_a_model_that_gives_its_modules_parts_of_parameters(tmp_path: Path) -> None:
     write_codes(tmp_path, samples=40)
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=tmp_path, devices="cpu", threads=1, microbatch=4)
+    peer = JoinOptions(folder=tmp_path, devices="cpu", threads=1, microbatch=4)
     rehearse(run_of(tmp_path), peer, heard.append, threading.Event())
     rehearsed = heard[-1]
     assert isinstance(rehearsed, Rehearsed)
@@ -155,7 +155,7 @@ def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
+    peer = JoinOptions(folder=folder, devices="cpu", threads=1, microbatch=4)
     bad = [{"dataset": str(tmp_path / "wide.txt")}, {"dataset": str(tmp_path / "nowhere")}]
     data = {
         "train": [{"dataset": str(tmp_path / "good.jsonl")}, *bad],
@@ -174,7 +174,7 @@ def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder
 def overlap(run: RunConfig, folder: Path) -> str:
     """What is said of held-out data that is training data; empty if nothing is. Raises UserError as a rehearsal."""
     heard: list[AnyEvent] = []
-    rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4), heard.append, threading.Event())
+    rehearse(run, JoinOptions(folder=folder, devices="cpu", threads=1, microbatch=4), heard.append, threading.Event())
     return " ".join(event.text for event in heard if isinstance(event, Warned) and "training data too" in event.text)
 
 
@@ -268,7 +268,7 @@ def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_cal
             file.seek(2_500_000_000)
             file.write(b"\n" + (rows if number else rows[:-20]))
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
+    peer = JoinOptions(folder=folder, devices="cpu", threads=1, microbatch=4)
     run = parse_run(values(folder, {}, data={"train": [{"dataset": str(tmp_path)}]}))
     began = time.process_time()
     with pytest.raises(UserError, match="the 4 faults of the data that the lines above name must be mended"):

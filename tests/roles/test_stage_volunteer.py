@@ -23,7 +23,7 @@ from dedloc_kit.records.stages import StageMove
 from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.pipeline.client import AGAIN_SECONDS, SILENT_SECONDS
 from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember
@@ -132,7 +132,7 @@ def signalled(peer: Peer, number: signal.Signals) -> None:
 
 @pytest.mark.soak
 def test_a_stage_that_this_machine_does_not_hold_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, peer = TinyStages(staged_run()), PeerConfig(folder=tmp_path, devices="cpu")
+    task, peer = TinyStages(staged_run()), JoinOptions(folder=tmp_path, devices="cpu")
     events = list[AnyEvent]()
     assert stage_volunteer._fitting(staged_run(), peer, task, events.append) == {0, 1, 2}
     small = Machine(cores=2, memory=10**8, free_memory=10**8, free_disk=10**9, gpus=())
@@ -255,7 +255,7 @@ def test_three_stages_of_two_peers_take_the_steps_of_one_process(staged: Staged)
 
 def test_driving_only_and_compiling_are_refused_where_they_mean_nothing(tmp_path: Path) -> None:
     def join(run: RunConfig, **settings: Any) -> None:
-        peer = PeerConfig(folder=tmp_path, drive_only=True, **settings)
+        peer = JoinOptions(folder=tmp_path, drive_only=True, **settings)
         volunteer(invited(run), peer, lambda _: None, threading.Event())
 
     with pytest.raises(UserError, match="leave --stage or --drive-only out"):

@@ -7,9 +7,10 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.run.peer import parsed
 from dedloc_kit.serving.config import (
     ModelVersion,
-    parse_server,
+    ServerConfig,
     parse_serving,
     served_by_swarm,
     serving_of,
@@ -102,4 +103,4 @@ def test_what_no_server_can_say_is_refused(changed: dict[str, Any]) -> None:
 )
 def test_what_a_server_decides_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        parse_server({"folder": tmp_path, **changed})
+        parsed(ServerConfig, {"folder": tmp_path, **changed})

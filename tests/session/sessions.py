@@ -19,7 +19,7 @@ CHECKOUT = str(Path(__file__).parents[2])
 def coordinator_of(run: RunConfig, folder: Path) -> Iterator[Coordinator]:
     """A coordinator with its dashboard; volunteers join through its address."""
     peer = CoordinatorConfig(
-        folder=folder / "coordinator", name="coordinator", host="127.0.0.1", task_module="tests.tiny"
+        folder=folder / "coordinator", name="coordinator", swarm_host="127.0.0.1", task_module="tests.tiny"
     )
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator:
         coordinator.invitation()
@@ -33,7 +33,7 @@ def session_at(
     """A session with the tiny task; at the end nothing of it may be left."""
     given = {
         "task_module": "tests.tiny",
-        "host": "127.0.0.1",
+        "swarm_host": "127.0.0.1",
         "devices": "cpu",
         "threads": 1,
         "microbatch": 8,

@@ -210,7 +210,7 @@ optimizer = { learning_rate = 0.01, warmup_steps = 0, total_steps = 1000 }
 def launched(folder: Path) -> Iterator[list[str]]:
     """`dedloc launch` without a terminal, as under systemd, up; a SIGTERM ends it. Yields its output's lines so far."""
     (folder / "run.toml").write_text(RUN)
-    places = ("--folder", "run", "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0")
+    places = ("--folder", "run", "--swarm-host", "127.0.0.1", "--host", "127.0.0.1", "--port", "0")
     with commands.running("launch", "run.toml", "--task-module", "tests.tiny", *places, folder=folder) as command:
         command.wait_for("only this machine can join")
         yield (command.said() + command.errors()).splitlines()

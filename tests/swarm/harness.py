@@ -28,7 +28,7 @@ from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
+from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
 from dedloc_kit.run.places import local_copies
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
@@ -59,10 +59,10 @@ class Peer:
     ) -> None:
         self.name, self.events = name, list[AnyEvent]()
         self._news = threading.Condition()
-        defaults = {"host": "127.0.0.1", "devices": "cpu", "threads": 1, "task_module": "tests.tiny"}
+        defaults = {"swarm_host": "127.0.0.1", "devices": "cpu", "threads": 1, "task_module": "tests.tiny"}
         export = folder / f"{name}.safetensors"
-        config = CoordinatorConfig if role == "coordinator" else PeerConfig
-        self.config = config(folder=folder / name, name=name, export=export, **{**defaults, **settings})
+        config = CoordinatorConfig if role == "coordinator" else JoinOptions
+        self.config: PeerConfig = config(folder=folder / name, name=name, export=export, **{**defaults, **settings})
         self.worker = Worker(
             role,
             job(self.config),
@@ -70,6 +70,12 @@ class Peer:
             on_event=self._heard,
             environment={"PYTHONPATH": _CHECKOUT, **(environment or {})},
         )
+
+    @property
+    def microbatch(self) -> int:
+        """Of a volunteer."""
+        assert isinstance(self.config, JoinOptions)
+        return self.config.microbatch
 
     def _heard(self, event: AnyEvent) -> None:
         with self._news:

@@ -28,7 +28,7 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
     settings = run.optimizer
     optimizer = build_optimizer(settings, task.groups(model))
     batches = {
-        peer.joined.peer: batches_from(task, peer.config.microbatch, seed_for(run, peer.joined.peer), lambda _: None)
+        peer.joined.peer: batches_from(task, peer.microbatch, seed_for(run, peer.joined.peer), lambda _: None)
         for peer in volunteers
     }
     for step, event in enumerate(coordinator.steps):

@@ -111,7 +111,7 @@ def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Pat
         try:
             for number, lie in enumerate(lies):
                 identity = an_identity(tmp_path / f"liar-{number}" / "identity.key")
-                config = PeerConfig(folder=tmp_path / f"liar-{number}", client_mode=True, host="127.0.0.1")
+                config = PeerConfig(folder=tmp_path / f"liar-{number}", client_mode=True, swarm_host="127.0.0.1")
                 node = open_node(config, identity, coordinator.joined.addresses, gate_of(identity, run.run_id))
                 nodes.append(node)
                 node.store(

@@ -2,8 +2,12 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_code, add_data, add_device, add_task_module, code_for
+from dedloc_kit.cli.generated import add_options, given
+from dedloc_kit.cli.options import Commands, add_code, add_device, code_for
 from dedloc_kit.display.console import mention
+from dedloc_kit.run.peer import PeerConfig
+
+OF_RUN = ("data", "task_module")
 
 
 def add(commands: Commands) -> None:
@@ -19,9 +23,8 @@ def add(commands: Commands) -> None:
         "invitation to a served model, whose servers see what is typed",
     )
     add_code(parser)
-    add_data(parser)
     add_device(parser)
-    add_task_module(parser)
+    add_options(parser, PeerConfig, *OF_RUN)
     parser.set_defaults(call=run)
 
 
@@ -37,5 +40,6 @@ def run(options: argparse.Namespace) -> None:
     from dedloc_kit.notebook.chat import talk_in_terminal
 
     set_threads(options.threads)
-    of_run = {"data": dict(options.data), "task_module": options.task_module}
-    talk_in_terminal(chat_with(options.invitation, kind, code=code, device=options.device, **of_run))
+    talk_in_terminal(
+        chat_with(options.invitation, kind, code=code, device=options.device, **given(PeerConfig, options, *OF_RUN))
+    )

@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module, run_of
+from dedloc_kit.cli.generated import add_options, given
+from dedloc_kit.cli.options import Commands, add_run, run_of
+from dedloc_kit.run.peer import JoinOptions
+
+_TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +29,7 @@ def add(commands: Commands) -> None:
         "--helpers",
         default="",
         metavar="MIX",
-        help="who lends a line (dedloc lend): COUNT@LINE and so on, such as 3@1gbit; default: nobody",
+        help="who lends a line (dedloc join --auxiliary): COUNT@LINE and so on, such as 3@1gbit; default: nobody",
     )
     parser.add_argument(
         "--hosts",
@@ -48,9 +52,7 @@ def add(commands: Commands) -> None:
         help="what of this machine a web server shows at the run's averaging.downloads, to try it",
     )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
-    add_microbatch(parser)
-    add_task_module(parser)
-    add_devices(parser)
+    add_options(parser, JoinOptions, *_TRIED_WITH)
     parser.set_defaults(call=run)
 
 
@@ -68,8 +70,5 @@ def run(options: argparse.Namespace) -> None:
         compare=options.compare,
         offline=options.offline,
         downloads_folder=options.downloads_folder,
-        devices=options.devices,
-        threads=options.threads,
-        microbatch=options.microbatch,
-        task_module=options.task_module,
+        **given(JoinOptions, options, *_TRIED_WITH),
     )

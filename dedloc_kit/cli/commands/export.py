@@ -3,8 +3,12 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_data, add_task_module, positive
+from dedloc_kit.cli.generated import add_options, given
+from dedloc_kit.cli.options import Commands, positive
 from dedloc_kit.display.console import Console
+from dedloc_kit.run.peer import PeerConfig
+
+OF_RUN = ("data", "task_module")
 
 
 def add(commands: Commands) -> None:
@@ -28,8 +32,7 @@ def add(commands: Commands) -> None:
         help="how numbers are stored in GGUF: in 16 bits (default), exactly, or in 8.5 bits",
     )
     parser.add_argument("--step", type=positive, metavar="N", help="of a run's folder the checkpoint of this step")
-    add_data(parser)
-    add_task_module(parser)
+    add_options(parser, PeerConfig, *OF_RUN)
     parser.set_defaults(call=run)
 
 
@@ -45,7 +48,6 @@ def run(options: argparse.Namespace) -> None:
         options.to,
         kind=options.type or "f16",
         step=options.step,
-        data=dict(options.data),
-        task_module=options.task_module,
+        **given(PeerConfig, options, *OF_RUN),
     )
     Console(highlight=False, markup=False, soft_wrap=True).print(text)

@@ -138,9 +138,9 @@ def find_reach(peer: PeerConfig, run_id: str, peers: Sequence[str]) -> Reached:
     """
     held = _free_port(peer, 0)
     try:
-        reach = in_own_loop(find_out(run_id, peer.host, held.number, in_own_loop(answering(peers))))
+        reach = in_own_loop(find_out(run_id, peer.swarm_host, held.number, in_own_loop(answering(peers))))
     except OSError as error:
-        raise _cannot_listen(peer.host, held.number, error) from None
+        raise _cannot_listen(peer.swarm_host, held.number, error) from None
     finally:
         held.let_go()
     return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
@@ -160,7 +160,7 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
 def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate) -> Dials:
     """The user has chosen the organizer's addresses; whoever has none, or is the organizer, its own host."""
     chosen = [address for address in others if address.endswith(f"/p2p/{gate.organizer}")]
-    own = peer.announce_host or (own_address() if peer.host == ANY_ADDRESS else peer.host)
+    own = peer.announce_host or (own_address() if peer.swarm_host == ANY_ADDRESS else peer.swarm_host)
     near = [host_and_port(address)[0] for address in chosen] or ([own] if own else [])
     return Dials(chosen, near)
 
@@ -184,9 +184,9 @@ def _reach(
         announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
         return Reach(client_mode=False, text=announced)
     try:
-        found = in_own_loop(find_out(gate.run_id, peer.host, port, living, _as_member(gate, identity)))
+        found = in_own_loop(find_out(gate.run_id, peer.swarm_host, port, living, _as_member(gate, identity)))
     except OSError as error:  # taken since we looked
-        raise _cannot_listen(peer.host, port, error) from None
+        raise _cannot_listen(peer.swarm_host, port, error) from None
     return _vouched_for(found, port, told, identity, gate) if gate.restricted else found
 
 
@@ -220,7 +220,7 @@ def _lines_of(path: Path) -> list[str]:
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     if reach.client_mode:
         return {"dht_mode": "client", "no_listen": True}
-    listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
+    listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.swarm_host}/tcp/{port}"]}
     if peer.announce_host:
         # Others dial no names, only numbers: where this peer was reached, or to which its name leads.
         numbers = [number for number in (reach.host, number_of(peer.announce_host)) if number]
@@ -231,7 +231,7 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     elif reach.host and not reach.host.startswith("127."):
         # p2pd knows only the address of the default route. It may be that a router passes the port on to us: then
         # those outside need the router's address, those inside ours.
-        inside = own_address() if peer.host == ANY_ADDRESS else peer.host
+        inside = own_address() if peer.swarm_host == ANY_ADDRESS else peer.swarm_host
         hosts = dict.fromkeys(host for host in (reach.host, inside) if host)
         listening["announce_maddrs"] = [f"/ip4/{host}/tcp/{port}" for host in hosts]
     return listening
@@ -243,11 +243,11 @@ def _free_port(peer: PeerConfig, preferred: int) -> HeldPort:
     Raises UserError if the named one is taken: p2pd would share it silently instead of complaining.
     """
     try:
-        return HeldPort(peer.host, peer.port or preferred)
+        return HeldPort(peer.swarm_host, peer.swarm_port or preferred)
     except OSError as error:
-        if preferred and not peer.port:
+        if preferred and not peer.swarm_port:
             return _free_port(peer, 0)
-        raise _cannot_listen(peer.host, peer.port, error) from None
+        raise _cannot_listen(peer.swarm_host, peer.swarm_port, error) from None
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> UserError:

@@ -15,7 +15,7 @@ from tests.dashboard.runs import COORDINATOR, RUN, joined, seen
 MBIT = 1e6 / 8
 TOLD = (
     "half of your volunteers' time is spent waiting for the coordinator's line; one helper with 100 Mbit/s would end "
-    "that (dedloc lend)"
+    "that (dedloc join --auxiliary)"
 )
 
 

@@ -25,7 +25,7 @@ from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.run.peer import JoinOptions
 from tests.batches import batches_from
 from tests.text_runs import MODEL, mixed, text_run, write_text
 
@@ -54,7 +54,7 @@ def test_the_layers_that_are_named_have_mixtures_and_the_trunk_has_no_expert(fol
 
 def test_what_it_takes_is_tried_without_any_host_and_no_checkpoint_of_the_trunk_alone_is_used(folder: Path) -> None:
     run, heard = mixed(text_run(folder, "causal")), list[AnyEvent]()
-    rehearse(run, PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=2), heard.append, threading.Event())
+    rehearse(run, JoinOptions(folder=folder, devices="cpu", threads=1, microbatch=2), heard.append, threading.Event())
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
     task = create_task(run)

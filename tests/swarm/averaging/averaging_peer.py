@@ -108,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(who["folder"])
     identity = Identity(folder / "identity.key")
-    config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who["client_mode"])
+    config = PeerConfig(folder=folder, swarm_host="127.0.0.1", client_mode=who["client_mode"])
     node = open_node(config, identity, who["peers"], gate_of(identity, run.run_id))
     signer = Signer(identity)
     gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])

@@ -27,7 +27,7 @@ class Place:
     def __init__(self, folder: Path, organizer: "Place | None" = None) -> None:
         identity = an_identity(folder / "identity.key")
         self.signer = Signer(identity)
-        config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=organizer is not None)
+        config = PeerConfig(folder=folder, swarm_host="127.0.0.1", client_mode=organizer is not None)
         self._known = () if organizer is None else addresses_of(organizer.node)
         gate = Gate(RUN.run_id, (organizer or self).signer.peer, self.signer, restricted=False)
         self.node: Node = open_node(config, identity, self._known, gate, may_start_alone=organizer is None)

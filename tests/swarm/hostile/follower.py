@@ -44,7 +44,7 @@ class Liar:
     def __init__(self, who: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         self.run = parse_run(who["run"])
-        config = PeerConfig(folder=Path(who["folder"]), host="127.0.0.1", client_mode=False)
+        config = PeerConfig(folder=Path(who["folder"]), swarm_host="127.0.0.1", client_mode=False)
         entry = Entry(self.run, config, who["peers"], who["organizer"])
         self.node, self.signer = entry.start(entry.surroundings()), entry.signer
         task = TinyTask(self.run)

@@ -240,7 +240,7 @@ def test_a_node_that_hands_out_garbage_hides_nothing(tmp_path: Path) -> None:
 
     def directory(name: str, peers: tuple[str, ...], **how: Any) -> tuple[Directory[Progress], Signer]:
         identity = an_identity(tmp_path / name / "identity.key")
-        config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **how)
+        config = PeerConfig(folder=tmp_path / name, swarm_host="127.0.0.1", **how)
         nodes.append(open_node(config, identity, peers, gate=gate_of(identity)))
         return Directory(nodes[-1], PROGRESS, RUN_ID, reject=pytest.fail), Signer(identity)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dedloc_kit.cli.options import add_data
+from dedloc_kit.cli.generated import add_options
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import described, repository_and_revision
 from dedloc_kit.learning.data.sources.hub_files import check_card, check_files, check_loader, commit_of
@@ -19,6 +19,7 @@ from dedloc_kit.learning.models.init_from import Start
 from dedloc_kit.learning.models.picture_model.files import find
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.run.loading import load_run, parse_run
+from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.run.places import local_copies, names_local_files, with_copies
 from dedloc_kit.run.task import Source
 from dedloc_kit.serving.config import parse_serving
@@ -272,7 +273,7 @@ def test_what_a_volunteer_names_on_the_command_line_is_a_copy_of_its_own(
     diary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    add_data(parser)
+    add_options(parser, PeerConfig, "data")
     given = parser.parse_args(["--data", "corpus=Documents/private", "--data", "words=~/words=1"]).data
     assert dict(given) == {"corpus": diary.parent, "words": diary.parents[2] / "words=1"}
     for wrong in ("corpus", "corpus=", "=x", "us/texts=x"):

@@ -251,7 +251,7 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
 def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
     tmp_path: Path, hastened: None, warned: list[str]
 ) -> None:
-    config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
+    config = PeerConfig(folder=tmp_path / "node", swarm_host="127.0.0.1")
     identity = an_identity(config.folder / "identity.key")
     node = open_node(config, identity, gate=gate_of(identity, OPEN.run_id))
     tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(), belief())
@@ -288,7 +288,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
 
 @pytest.mark.soak
 def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path, hastened: None) -> None:
-    config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1", announce_host="8.8.8.8")
+    config = PeerConfig(folder=tmp_path / "node", swarm_host="127.0.0.1", announce_host="8.8.8.8")
     node = open_node(config, an_identity(config.folder / "identity.key"))
     try:
         with victim() as (port, visits, _), victim() as (other, others_visits, _):
@@ -361,7 +361,7 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
     code = invite(folder, "bob", days=1)
 
     def entry(name: str, **settings: Any) -> Entry:
-        config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **settings)
+        config = PeerConfig(folder=tmp_path / name, swarm_host="127.0.0.1", **settings)
         return Entry(BY_CODE, config, swarm.invitation.peers, swarm.invitation.organizer, code)
 
     gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(an_identity(tmp_path / "b.key")), restricted=True)

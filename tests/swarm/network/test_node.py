@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_node(peers: tuple[str, ...] = (), **settings: Any) -> tuple[Node, Signer]:
         folder = tmp_path / str(len(nodes))
         identity = Identity(folder / "identity.key")
-        config = PeerConfig(folder=folder, host="127.0.0.1", **settings)
+        config = PeerConfig(folder=folder, swarm_host="127.0.0.1", **settings)
         nodes.append(open_node(config, identity, peers))
         return nodes[-1], Signer(identity)
 

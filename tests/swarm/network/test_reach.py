@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         peers: tuple[str, ...] = (), name: str = "", *, may_start_alone: bool = False, **settings: Any
     ) -> Node:
         folder = tmp_path / (name or str(len(nodes)))
-        config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
+        config = PeerConfig(folder=folder, **{"swarm_host": "127.0.0.1", **settings})
         identity = an_identity(folder / "identity.key")
         node = open_node(config, identity, peers, may_start_alone=may_start_alone)
         signers[node] = Signer(identity)
@@ -140,7 +140,7 @@ def ask(node: Node, *questions: bytes) -> list[Reply | None]:
 @pytest.mark.soak
 def test_two_that_begin_at_once_on_one_machine_listen_at_two_ports(tmp_path: Path) -> None:
     def begin(name: str, preferred: int = 0) -> tuple[Surroundings, Callable[[], Node]]:
-        config, identity = PeerConfig(folder=tmp_path / name, host="127.0.0.1"), an_identity(tmp_path / name)
+        config, identity = PeerConfig(folder=tmp_path / name, swarm_host="127.0.0.1"), an_identity(tmp_path / name)
         gate = gate_of(identity)
         around = look_around(config, identity, (), gate=gate, may_start_alone=True, preferred_port=preferred)
         return around, partial(start_node, config, identity, around, gate=gate, may_start_alone=True)
@@ -373,7 +373,7 @@ async def _known_nodes(_dht: DHT, node: Any) -> dict[int, PeerID]:
 
 @pytest.mark.soak
 def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
-    config = PeerConfig(folder=tmp_path, host="127.0.0.1")
+    config = PeerConfig(folder=tmp_path, swarm_host="127.0.0.1")
     identity = an_identity(tmp_path / "identity.key")
     free = host_and_port(refusing_address())[1]
     for preferred, given in ((free, True), (free, False)):
@@ -389,7 +389,7 @@ def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
 
 
 def test_behind_a_router_both_its_address_and_the_inner_one_are_announced(tmp_path: Path) -> None:
-    config = PeerConfig(folder=tmp_path, host="192.0.2.5")
+    config = PeerConfig(folder=tmp_path, swarm_host="192.0.2.5")
     routed = _listening(config, 31337, reach.Reach(client_mode=False, host="198.51.100.7"))
     assert routed["announce_maddrs"] == ["/ip4/198.51.100.7/tcp/31337", "/ip4/192.0.2.5/tcp/31337"]
     direct = _listening(config, 31337, reach.Reach(client_mode=False, host="192.0.2.5"))

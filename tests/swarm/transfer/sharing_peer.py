@@ -180,7 +180,7 @@ class Peer:
         Warnings(self.warned.put)
         self.be(step=0, round="", seed=0)
         folder = Path(who["folder"])
-        config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who.get("client_mode", False))
+        config = PeerConfig(folder=folder, swarm_host="127.0.0.1", client_mode=who.get("client_mode", False))
         self.node = open_node(config, Identity(folder / "identity.key"), who["peers"])
         source = StateSource(self.current_state, lambda: self.state[0])
 

@@ -2,10 +2,14 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_run, add_task_module, positive
+from dedloc_kit.cli.generated import add_options, given
+from dedloc_kit.cli.options import Commands, add_run, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
+from dedloc_kit.run.peer import PeerConfig
+
+OF_RUN = ("task_module",)
 
 
 def add(commands: Commands) -> None:
@@ -13,7 +17,7 @@ def add(commands: Commands) -> None:
     add_run(parser)
     parser.add_argument("--characters", type=positive, metavar="N", help="of text to train on; default: 50 million")
     add_push(parser, "upload it to the Hub; one that is there is not trained")
-    add_task_module(parser)
+    add_options(parser, PeerConfig, *OF_RUN)
     parser.set_defaults(call=run)
 
 
@@ -30,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     if options.push:
         check_login(options.push)  # before the minutes that training takes
     if not (options.push and tokenizer_folder(run).exists()):
-        prepare_tokenizer(run, options.characters, options.task_module)
+        prepare_tokenizer(run, options.characters, given(PeerConfig, options, *OF_RUN).get("task_module"))
     console.print(f"the tokenizer is in {tokenizer_folder(run)}", soft_wrap=True)
     for change in pushed_tokenizer(run, options, console) if options.push else []:
         console.print(f"\nput into {options.run}, {change}", soft_wrap=True)
