@@ -89,9 +89,16 @@ def _helps() -> Iterator[tuple[str, str]]:
 
 
 def _functions() -> str:
-    found = vars(dedloc_kit).items()
-    functions = [(name, each) for name, each in found if inspect.isfunction(each) and not name.startswith("_")]
-    return "\n\n".join(f"{name}{inspect.signature(each)}\n\n{inspect.getdoc(each)}\n" for name, each in functions)
+    """Their arguments with defaults, and their documentation."""
+    texts = []
+    for name in dedloc_kit.__all__:
+        if inspect.isfunction(function := getattr(dedloc_kit, name)):
+            parameters = inspect.signature(function).parameters.values()
+            given = ", ".join(
+                f"{each.name}={each.default!r}" if each.default is not each.empty else each.name for each in parameters
+            )
+            texts.append(f"{name}({given})\n\n{inspect.getdoc(function)}\n")
+    return "\n\n".join(texts)
 
 
 def _fingerprints() -> Iterator[tuple[str, str]]:
