@@ -81,7 +81,7 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    for module in ("huggingface_hub.hf_api", "transformers.utils.hub"):
+    for module in ("huggingface_hub.hf_api", "transformers.utils.hub", "datasets.config"):
         import_module(module)  # with the environment as it is: what is patched goes back to that
     values = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "of-a-test", "HF_HUB_CACHE": str(cache), "HF_XET_CACHE": str(cache)}
     for name, value in values.items():
@@ -93,6 +93,7 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     # transformers would go on asking the first one that it has asked, which is gone, and wait for it for minutes.
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)
     monkeypatch.setattr("huggingface_hub.hf_api.HfApi.batch_bucket_files", _change_bucket)

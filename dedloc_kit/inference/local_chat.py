@@ -72,7 +72,9 @@ def local(
             f"{where} is for llama.cpp and ollama; talk with it there, or name the model that it was made of"
         )
     told("looking at the model")
-    if not Path(where).expanduser().exists() and (named := repository_and_revision(where)):
+    if ((folder := Path(where).expanduser()) / CONFIG).is_file():
+        _checked(_values(folder), where)
+    elif not folder.exists() and (named := repository_and_revision(where)):
         with suppress(HubUnavailable):  # said below
             _checked(_values(model_files(*named, [CONFIG])), where)  # before all of it is downloaded
     try:

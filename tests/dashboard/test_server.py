@@ -387,7 +387,8 @@ def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, pa
         ((step,) for step in range(1, 20_001)),
     )
     ledger._connection.executemany(
-        "INSERT INTO evaluations (step, loss, time) VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
+        "INSERT INTO evaluations (step, loss, time, metrics, samples, held_out) VALUES (?, 2.0, 0.0, '{}', '[]', '')",
+        ((step,) for step in range(10, 20_001, 10)),
     )
     ledger._connection.execute("COMMIT")
     history = get(dashboard, "/api/history").json()
