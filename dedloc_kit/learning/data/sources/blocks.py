@@ -217,4 +217,4 @@ class Blocks:
         if bad and not usable and (len(bad) >= _ALL_BAD or piece.end - piece.begin == piece.size):
             raise Unusable(f"{shard.path} has no usable row among {len(bad)}: row {bad[0].number} {bad[0].reason}")
         for row in bad:
-            losses.prove(shard, row.number, row.reason)
+            losses.prove(shard, row.number, row.reason, row.kind)

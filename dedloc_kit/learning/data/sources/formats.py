@@ -43,6 +43,8 @@ class BadRow:
     """From 1 on."""
     reason: str
     """What is wrong, such as `holds int, not text`."""
+    kind: str = ""
+    """The first row of each kind is told."""
 
 
 Row = dict[str, Any] | BadRow

@@ -27,7 +27,7 @@ class Loss(str):
         return told
 
 
-def _ignore(_reason: str) -> None:
+def _ignore(_reason: str, _kind: str = "") -> None:
     """Where nobody counts."""
 
 
@@ -38,7 +38,8 @@ class LazyRow:
 
     number: int
     """From 1 on."""
-    bad: Callable[[str], None] = field(default_factory=lambda: _ignore, init=False)
+    bad: Callable[..., None] = field(default_factory=lambda: _ignore, init=False)
+    """With the reason and maybe, as of `BadRow`, its kind."""
 
 
 @dataclass(eq=False)
@@ -56,36 +57,42 @@ class Losses:
     """In all files; other threads may read it at any time."""
     example: str = ""
     """The first of them, and what is wrong with it."""
+    kinds: set[str] = field(default_factory=set)
+    """Of bad rows that were told."""
 
     def usable(self, shard: Shard, items: Iterator[Any], begun: bool = False) -> Iterator[Any]:
-        """The items of a file that is read once, but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises
-        Unusable if all are bad: such a file is lost as one, and its rows are not counted.
+        """The items of a file that is read once, but for bad rows; the 1st, 10th, 100th ... of a source is told, and
+        the first of each kind. Raises Unusable if all are bad: such a file is lost as one, and its rows are not
+        counted.
 
         :param begun: whether some of the file were usable before
         """
-        first, bad = None, 0
+        first, bad, kinds = None, 0, dict[str, BadRow]()
         for item in items:
             if isinstance(item, BadRow):
                 first, bad = first or item, bad + 1
+                kinds.setdefault(item.kind, item)
                 if not begun:
                     continue
             elif isinstance(item, LazyRow):
                 item.bad = partial(self.prove, shard, item.number)
             if bad and first:
                 self._add(bad, shard, item if isinstance(item, BadRow) else first)
-                bad = 0
+                for other in kinds.values():
+                    self._tell_kind(shard, other)
+                bad, kinds = 0, {}
             if not isinstance(item, BadRow):
                 begun = True
                 yield item
         if first and not begun:
             raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
 
-    def prove(self, shard: Shard, number: int, reason: str) -> None:
+    def prove(self, shard: Shard, number: int, reason: str, kind: str = "") -> None:
         """A row is bad; it is counted once, however often it is read."""
         proven = self.proven.setdefault(shard.path, set())
         if number not in proven:
             proven.add(number)
-            self._add(1, shard, BadRow(number, reason))
+            self._add(1, shard, BadRow(number, reason, kind))
 
     def _add(self, more: int, shard: Shard, last: BadRow) -> None:
         """So many bad rows that were not known, and the last of them."""
@@ -93,8 +100,17 @@ class Losses:
         self.example = self.example or f"row {last.number} of {shard.path} {last.reason}"
         self.bad_rows = total = before + more
         if not before or len(str(total)) > len(str(before)):
-            so_far = f"row {last.number} of {shard.path} is left out: it {last.reason}"
+            self.kinds.add(last.kind)
+            so_far = _left_out(shard, last)
             self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")
+        else:
+            self._tell_kind(shard, last)
+
+    def _tell_kind(self, shard: Shard, row: BadRow) -> None:
+        """Tell a row if it is the first of its kind."""
+        if row.kind and row.kind not in self.kinds:
+            self.kinds.add(row.kind)
+            self._tell(_left_out(shard, row))
 
     def lose(self, shard: Shard, error: Exception, rows: int, column: str) -> None:
         """A file cannot be read beyond so many usable rows."""
@@ -121,3 +137,7 @@ class Losses:
 
     def _tell(self, text: str) -> None:
         self.warn(Loss.of(text, self))
+
+
+def _left_out(shard: Shard, row: BadRow) -> str:
+    return f"row {row.number} of {shard.path} is left out: it {row.reason}"
