@@ -23,7 +23,8 @@ class Source(Section):
     """A commit of the Hub dataset, so that every volunteer reads the same data."""
     split: str = "train"
     column: str = "text"
-    """The column that holds the text (or the picture)."""
+    """The column that holds the text (or the picture). Of the task `chat` the one with conversations, by default
+    `messages`, or those of prompts and responses, as `prompt,response`."""
     tokenized: bool = False
     """The dataset holds token ids instead of text, as `dedloc prepare tokens RUN.toml` writes them."""
     weight: PositiveFloat = 1.0
