@@ -8,6 +8,7 @@ from typing import Any
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
+from dedloc_kit.learning.data.tokenizers.chat_template import control_tokens
 
 _PRIVATE_USE = range(0xF0000, 0x10FFFE)
 
@@ -20,10 +21,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        template = tokenizer.chat_template or ""
-        written = template if isinstance(template, str) else "\n".join(template.values())
-        added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-        self._plain = PlainTokenizer(tokenizer, [token for token in added if _may_be_written(token, written)])
+        self._plain = PlainTokenizer(tokenizer, control_tokens(tokenizer))
         longest_first = sorted(self._plain.secret, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._begins = {token[0] for token in longest_first}
@@ -68,9 +66,3 @@ class PromptTokenizer:
         """The tokens of a text in which every control token is the template's own."""
         secret = self._control.sub(lambda found: self._plain.secret[found[0]], rendered)
         return self._plain.ids(secret.translate(back or {}))
-
-
-def _may_be_written(token: str, template: str) -> bool:
-    """Whether a chat template may write an added token to control something: its words and white space do not."""
-    marked = len(token) > 2 and not all(each.isalnum() or each.isspace() for each in token)
-    return marked and (token in template or (token.startswith("<|") and token.endswith("|>")))

@@ -5,14 +5,10 @@ import re
 
 from dedloc_kit.export.gguf.architectures import Plan
 from dedloc_kit.export.gguf.vocabulary import Vocabulary
+from dedloc_kit.learning.data.tokenizers.chat_template import CHATML
 
 _CONTEXT = 8192
 """Tokens that are room for at most, if nobody asks for more: a laptop holds them."""
-_CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 _CHATML_IN_GO = """\
 {{- range .Messages }}<|im_start|>{{ .Role }}
 {{ .Content }}<|im_end|>
@@ -35,7 +31,7 @@ def modelfile(name: str, plan: Plan, vocabulary: Vocabulary) -> str:
         lines.append(f"PARAMETER num_ctx {min(plan.context, _CONTEXT)}")
         lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in vocabulary.stops]
         # The token that begins a text comes from `add_bos_token`.
-        if _plain(vocabulary.chat_template).removeprefix(_BOS) == _plain(_CHATML):
+        if _plain(vocabulary.chat_template).removeprefix(_BOS) == _plain(CHATML):
             lines.append(f'TEMPLATE """{_CHATML_IN_GO}"""')
     return "\n".join(lines) + "\n"
 
