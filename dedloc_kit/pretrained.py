@@ -14,6 +14,8 @@ TOKENIZER_FILES = (
     *(_TOKENIZER, _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json"),
     *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
 )
+MODEL_FOLDER = "model"
+"""In a run's folder: the folder of its newest best model."""
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 

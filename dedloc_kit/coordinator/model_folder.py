@@ -14,13 +14,14 @@ from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.export.checkpoint_file import CheckpointFile
 from dedloc_kit.export.folder import History, NotForPeople, Place, write_model
 from dedloc_kit.export.placing import clear_leftovers, placed
-from dedloc_kit.export.source import MODEL_FOLDER, Exported
+from dedloc_kit.export.source import Exported
 from dedloc_kit.hub import CARD_FILE, card_metadata
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.pretrained import MODEL_FOLDER
 
 REST = 10.0
 """Rest for so many times as long as it took: while a young run gets better all the time, it is not written all the

@@ -18,7 +18,7 @@ from dedloc_kit.export.checkpoint_file import CheckpointFile
 from dedloc_kit.hub import CARD_FILE, HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.train.state.checkpoint import path_of, step_to_use, steps_in
 from dedloc_kit.machine.home import known_copies
-from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, MODEL_FOLDER, TOKENIZER_FILES, WEIGHTS
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Requirement
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
@@ -29,8 +29,6 @@ from dedloc_kit.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
-MODEL_FOLDER = "model"
-"""In a run's folder: its newest best model, for people."""
 EXPORTED_FILE = "exported.json"
 """In a folder that was written here: of what it is."""
 MAX_FILE = 2**26

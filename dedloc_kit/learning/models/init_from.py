@@ -18,7 +18,7 @@ from typing import Any
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.models.families import Family
-from dedloc_kit.pretrained import CONFIG, WEIGHTS
+from dedloc_kit.pretrained import CONFIG, MODEL_FOLDER, WEIGHTS
 from dedloc_kit.run.places import HAVE_IT_HERE
 from dedloc_kit.run.section import public_name
 
@@ -91,7 +91,10 @@ class Start:
             if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
                 raise ValueError("it names no model_type")
         except FileNotFoundError:
-            raise UserError(f"{self.shown} holds no config.json, so it is no model of transformers") from None
+            raise UserError(
+                f"{self.shown} holds no config.json, so it is no model of transformers; write that of a run first, "
+                "with: dedloc export RUN FOLDER --to transformers"
+            ) from None
         except (OSError, ValueError) as error:
             raise UserError(f"the config.json of {self.shown} cannot be used ({error}); name another start") from None
         return values
@@ -152,16 +155,29 @@ class Start:
         except HubUnavailable as error:
             raise UserError(f"task.start: {where} cannot be read now ({error}); try again later") from None
 
-    def _lines(self, family: Family) -> str:
-        """What the run's file has to say of a folder."""
+    def described(self, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a run has to say of a folder: the keys of `task.model`, and further ones of `task`. Errors as `config`
+        and `weights`."""
         assert self.folder is not None
         known = family.described(self.config)
         # transformers believes the tensors: what differs in the file is not tied.
         if known.get("tie_word_embeddings") and family.unties(family.load(self._weights())):
             known["tie_word_embeddings"] = False
-        head = [f"architecture = {_toml(self.config['model_type'])}", f'start_sha256 = "{fingerprint(self.folder)}"']
-        model = [f"{key} = {_toml(value)}" for key, value in known.items()]
+        return known, {"architecture": self.config["model_type"], "start_sha256": fingerprint(self.folder)}
+
+    def _lines(self, family: Family) -> str:
+        """What the run's file has to say of a folder."""
+        model, head = ([f"{key} = {_toml(value)}" for key, value in part.items()] for part in self.described(family))
         return "\n".join(["put into [task]:", "", *head, "", "and below it:", "", "[task.model]", *model])
+
+
+def model_in(name: str) -> str:
+    """The folder of the model, if this names the folder of a run, or of a demo, in which one lies; else the same."""
+    path = Path(name)
+    if path.is_absolute() and not (path / CONFIG).is_file():
+        places = (path / MODEL_FOLDER, path / "coordinator" / MODEL_FOLDER)
+        return next((str(each) for each in places if (each / CONFIG).is_file()), name)
+    return name
 
 
 def fingerprint(folder: Path) -> str:
