@@ -66,6 +66,7 @@ __all__ = [
 _TASKS = {
     "albert": "dedloc_kit.learning.tasks.albert:Albert",
     "causal": "dedloc_kit.learning.tasks.causal:Causal",
+    "chat": "dedloc_kit.learning.tasks.chat:Chat",
     "encoder": "dedloc_kit.learning.tasks.encoder:Encoder",
     "span-corruption": "dedloc_kit.learning.tasks.span_corruption:SpanCorruption",
     "swav": "dedloc_kit.learning.tasks.swav:Swav",
@@ -89,6 +90,8 @@ class Task(ABC):
     """What its tokenizer needs: names of transformers' tokenizers, and how a new one spells them."""
     tokenization: ClassVar[Tokenization] = "bpe"
     """How a tokenizer is made for it where run.toml does not say."""
+    own_records: ClassVar[bool] = False
+    """Whether its records are neither texts nor pictures, so that only its own `read` understands the data."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run

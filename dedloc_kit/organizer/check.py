@@ -141,10 +141,11 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     if rehearsed.going_on is not None:
         lines += _describe_start(rehearsed.going_on)
     if names_local_files(run):
-        command = "images RUN.toml --shards" if "pictures" in run.task.options else "tokens RUN.toml"
+        what = "images RUN.toml --shards" if "pictures" in run.task.options else "tokens RUN.toml"
+        how = "" if run.task.name == "chat" else f" (dedloc prepare {what} --push OWNER/NAME)"  # it is read as it is
         lines.append(
             "note          the data or the tokenizer is in a folder of this machine: volunteers elsewhere cannot read "
-            f"it; put it on the Hub (dedloc prepare {command} --push OWNER/NAME)"
+            f"it; put it on the Hub{how}"
         )
     return lines
 

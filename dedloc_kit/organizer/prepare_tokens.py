@@ -32,6 +32,8 @@ def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
 
     check_learns_tokens(run)
     task = create_task(run)
+    if task.own_records:
+        raise UserError(f"the task '{run.task.name}' reads its data as it is, so there are no tokens to prepare")
     assert isinstance(task, TextTask), "no other one of the package has a tokenizer"
     made = {}
     with workplace(folder) as work, CountDisplay("documents") as counting:

@@ -203,7 +203,7 @@ def _read_sources(
             continue
         emit(State(text=f"reading a few samples of {source.dataset}, {source.split}"))
         seconds = _SURVEY_SECONDS / len(sources)
-        if source.tokenized:
+        if source.tokenized or task.own_records:
             surveyed = survey(source, seconds, warn, fingerprints, task.read)
         else:
             surveyed = survey(source, seconds, warn, fingerprints)

@@ -17,6 +17,7 @@ from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_li
 from dedloc_kit.learning.data.sources.reading import read_shard
 from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_splits, local_folder, strays
 from dedloc_kit.learning.data.sources.splits import canonical, names_split
+from dedloc_kit.learning.data.text.conversations import Conversation
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.roles.overlap import Fingerprints
 from dedloc_kit.run.task import Source
@@ -86,6 +87,8 @@ class Survey:
     """Fingerprints of those that were looked at; of pictures too."""
     files: set[tuple[str, str]] = field(default_factory=set)
     """All of the split, each with the column that is read."""
+    talks: bool = False
+    """It holds conversations, which may be short."""
     _read: int = 0
     _characters: int = 0
     _odd: Counter[str] = field(default_factory=Counter)
@@ -111,7 +114,7 @@ class Survey:
             f"average{beyond}"
         )
         self.lines += [f"{what}: begins with: {first}" for first in self._first]
-        if mean < _SHORT:
+        if mean < _SHORT and not self.talks:
             self.odd.append(
                 f"{what}: {mean:,.0f} characters a document are few; if these are lines, join those of a document"
             )
@@ -131,7 +134,7 @@ def survey(
 ) -> Survey:
     """Look at every file of a source's split, for at most so many seconds or little more.
 
-    :param read: reads what holds no texts or pictures but what a task made of them; none: the files themselves are read
+    :param read: reads what holds neither texts nor pictures, as a task does; none: the files themselves are read
 
     Of each file the first rows are read, of a local file of JSON lines the last one too. A dataset or split that is
     not there is no fault here: whoever reads it refuses it.
@@ -200,6 +203,10 @@ def _look(
                 usable += 1
                 if value.strip():
                     found.note(value, fingerprints.of(value))
+            elif isinstance(value, Conversation):
+                usable += 1
+                found.talks = True
+                found.note(value.text, fingerprints.of(value.text))
             elif isinstance(value, Document | Captioned):
                 usable += 1
                 if not isinstance(value, Document) or len(value.ids):

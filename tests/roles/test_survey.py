@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from dedloc_kit.learning.data.text.conversations import conversations
 from dedloc_kit.roles import survey as module
 from dedloc_kit.roles.survey import survey
 from dedloc_kit.run.task import Source
+from tests.chat_runs import turns, write_rows
 from tests.learning.data.texts import BENGALI, FAULTS, LONG, ODD, all_that_goes_wrong, lines
 from tests.pictures import draw, encoded, write_pictures
 
@@ -27,6 +29,17 @@ def test_a_good_folder_is_described_and_nothing_is_odd(tmp_path: Path) -> None:
         f"{tmp_path}, train: 300 documents looked at in 1 of 1 files, {mean:.0f} characters each on average",
     ]
     assert found.lines[2:] == [f"{tmp_path}, train: begins with: {text[:80]}" for text in LONG[:3]]
+
+
+def test_conversations_are_looked_at_as_they_are_read_and_may_be_short(tmp_path: Path) -> None:
+    rows = [{"messages": turns(f"What is {number}?", "A number.")} for number in range(20)]
+    write_rows(tmp_path / "train.jsonl", [*rows, {"messages": turns("And this?")}])
+    found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail, read=conversations)
+    assert found.faults == []
+    assert found.lines[2] == f"{tmp_path}, train: begins with: user: What is 0? assistant: A number."
+    assert len(found.documents) == 20
+    (odd,) = found.odd
+    assert "1 of the 21 rows that were read are left out; row 21 has no assistant turn" in odd
 
 
 def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from dedloc_kit.learning.models.with_experts import check_experts, give_experts
 from dedloc_kit.learning.task import Batch, Feature, Loss, StageTask, Usage, prepared
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import dropping, evaluating, tensors
-from dedloc_kit.learning.tasks.text.continuation import Continuations
+from dedloc_kit.learning.tasks.text.continuation import Continuations, Continued
 from dedloc_kit.learning.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
@@ -63,7 +63,7 @@ class Causal(PackedTask):
         self.sample_tokens = self.options.sequence_length
         self._evaluation: list[Batch] = []
         self._bytes = 0.0
-        self._continuations: Continuations | None = None
+        self._continuations: Continued | None = None
         layers, shared = self.config().num_hidden_layers, self.options.shared_layers
         if layers % shared:
             raise UserError(f"task.shared_layers must divide task.model.num_hidden_layers ({layers})")
@@ -126,7 +126,7 @@ class Causal(PackedTask):
         return ""
 
     def stage(self, number: int) -> StageTask:
-        unlabelled = self.begin != self.end
+        unlabelled = not self.labels_all
 
         def loss(model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return self._loss(model, output, hidden, self.targets(labels))  # waits for the device, as a stage may
@@ -152,7 +152,7 @@ class Causal(PackedTask):
 
     def arrays(self, pack: Pack, rng: np.random.Generator) -> Arrays:
         inputs, labels = pack.ids[:, :-1], pack.ids[:, 1:]
-        if self.begin != self.end:  # what comes after an end is another document, of which nothing is known yet
+        if not self.labels_all:  # what comes after an end is another document, of which nothing is known yet
             labels = labels.copy()
             labels[inputs == self.end] = IGNORED
         return {"input_ids": inputs, "position_ids": pack.positions, "labels": labels}
@@ -168,11 +168,16 @@ class Causal(PackedTask):
         factor = self.run.experts.balance * batch["input_ids"].numel()
         return loss._replace(total=loss.total + factor * imbalance_of(model))
 
+    @property
+    def labels_all(self) -> bool:
+        """Whether every token of a row has a label."""
+        return self.begin == self.end
+
     def targets(self, labels: torch.Tensor) -> Batch:
-        return {TARGETS: labels.flatten()} if self.begin == self.end else super().targets(labels)
+        return {TARGETS: labels.flatten()} if self.labels_all else super().targets(labels)
 
     def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        scored = hidden.flatten(0, 1) if self.begin == self.end else at_places(hidden, batch[PLACES])
+        scored = hidden.flatten(0, 1) if self.labels_all else at_places(hidden, batch[PLACES])
         return output_loss(scored, output, batch[TARGETS], softcap(model))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
@@ -207,6 +212,11 @@ class Causal(PackedTask):
             self.held_out_hash = hash_of(self._evaluation)
         return self._evaluation
 
+    @property
+    def put_in_front(self) -> int | None:
+        """The token that an exported tokenizer puts in front of a text; none: the tokenizer stays as it is."""
+        return self.begin
+
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModelForCausalLM`, `AutoTokenizer` and the pipeline `text-generation` of transformers load.
 
@@ -217,5 +227,5 @@ class Causal(PackedTask):
         if self.run.experts is not None:
             model = self.to_transformers(model, folder)
         tensors = copies(model) if self.options.shared_layers > 1 else None
-        self.save(model, folder, begin=self.begin, tensors=tensors)
+        self.save(model, folder, begin=self.put_in_front, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))

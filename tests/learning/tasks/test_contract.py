@@ -17,6 +17,7 @@ from dedloc_kit.learning.train.computing.microbatch import pieces
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.task import TaskConfig
 from tests.batches import batches_from
+from tests.chat_runs import chat_run, write_conversations
 from tests.learning.every_task import T5
 from tests.learning.tasks import bytes_run, swav_run, text_to_image_run
 from tests.pictures import striped
@@ -25,7 +26,7 @@ from tests.text_runs import MODEL, text_run, write_text
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ALBERT = {**MODEL, "embedding_size": 16, "max_position_embeddings": 64}
-TASKS = ("albert", "bytes", "causal", "encoder", "span-corruption", "swav", "text-to-image")
+TASKS = ("albert", "bytes", "causal", "chat", "encoder", "span-corruption", "swav", "text-to-image")
 MODULE = "tests.bytes_task"
 
 Made = Callable[..., Task]
@@ -40,6 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A task of any name, on data of its own."""
     folder = tmp_path_factory.mktemp("data")
     texts = write_text(folder)
+    write_conversations(folder)
     train_tokenizer(iter(texts), 320, folder / "t5", "bpe", CAUSAL)
     text_to_image_run.write_codes(folder)
     text_to_image_run.write_picture_model(folder)
@@ -56,6 +58,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
                 return swav_run.run_of(folder / "striped", **{"queue": 0, **options})
             case "text-to-image":
                 return text_to_image_run.run_of(folder, **options)
+            case "chat":
+                return chat_run(folder, **options)
             case "albert":
                 return text_run(folder, name, model=ALBERT, **options)
             case "span-corruption":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,14 @@ _BEGINNING, _FURTHER = 16, 40
 _TEMPERATURE, _BEST = 0.7, 40
 """It draws from the best tokens, flattened less than it would say: always the best one soon repeats itself."""
 _CHARACTERS = 500
+
+
+class Continued(Protocol):
+    """Held-out beginnings that a model continues."""
+
+    def written(self, model: nn.Module) -> tuple[Continuation, ...]:
+        """Each with what the model writes, on its device, and with what stands in the data."""
+        ...
 
 
 class Continuations:

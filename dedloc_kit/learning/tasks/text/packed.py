@@ -20,7 +20,7 @@ from dedloc_kit.learning.data.text.tokens import Document, vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.special_tokens import bos_eos
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.families import Family
-from dedloc_kit.learning.models.init_from import Start
+from dedloc_kit.learning.models.init_from import Start, model_in
 from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import Batch, Example, Feature, VocabularyTransfer, create_task, rows
@@ -45,8 +45,8 @@ class PackedOptions(TextOptions):
     model: dict[str, JsonValue] = Field(default={})
     """Keys of the architecture's configuration class. The vocabulary is the tokenizer's."""
     start: str | None = None
-    """The model that training goes on from: `OWNER/NAME@COMMIT` of the Hub, or a folder of the organizer's. What is
-    left out above, and the tokenizer, is as it has it."""
+    """The model that training goes on from: `OWNER/NAME@COMMIT` of the Hub, or a folder of the organizer's, which may
+    be that of a run. What is left out above, and the tokenizer, is as it has it."""
     start_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Of a folder's configuration and weights."""
 
@@ -54,7 +54,8 @@ class PackedOptions(TextOptions):
     @classmethod
     def _tokenizer_of_start(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(start := values.get("start"), str):
-            return {"tokenizer": start, **values}
+            start = model_in(start)
+            return {"tokenizer": start, **values, "start": start}
         return values
 
 
@@ -79,10 +80,14 @@ class PackedTask(TextTask):
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
-        self.begin, self.end = bos_eos(self.tokenizer, self.special_tokens)
+        self.begin, self.end = self.edges()
         self._lookahead = 1 if self.family.causal else 0
         self.packer = Packer(self.begin, self.end, self.options.sequence_length, self._lookahead)
         self.config()  # what cannot be is told at once
+
+    def edges(self) -> tuple[int, int]:
+        """The tokens before and after each document."""
+        return bos_eos(self.tokenizer, self.special_tokens)
 
     @cached_property
     def _start(self) -> Start | None:
