@@ -36,6 +36,7 @@ PURPOSES = {
     "experts": "the same, of parts of which each volunteer holds some: its layers are mixtures of experts",
     "encoder": "a model that understands: to search, to sort, to find names",
     "sahajbert": "the same, small enough for slow computers and lines",
+    "chat": "a model to talk to: one that writes already learns from conversations",
     "continue": "go on from a model that exists, with your own text and your own words",
     "text-to-image": "a model that draws what a sentence says",
     "swav": "a model that sees: what pictures have in common, learned without labels",
@@ -217,9 +218,16 @@ def _draws(base: RunConfig) -> bool:
     return "pictures" in base.task.options
 
 
+def _of_text(base: RunConfig) -> bool:
+    """Whether it has a language."""
+    return "language" in base.task.options or isinstance(base.task.options.get("tokenizer"), str)
+
+
 def _source_for(base: RunConfig, text: str, folder: Path) -> Source:
     """As `parse_source`, for a recipe."""
-    source = parse_source(text, "image" if _draws(base) else base.data.train[0].column, folder)
+    column = base.data.train[0].column
+    column = "messages" if "," in column else column  # what a recipe's own dataset calls its prompts says nothing
+    source = parse_source(text, "image" if _draws(base) else column, folder)
     if _draws(base) and source.weight != 1:
         raise UserError(f"every picture is taken once, so '{text}' can have no weight; leave ={source.weight:g} out")
     return source
@@ -250,11 +258,11 @@ def _completed(plan: Plan) -> RunConfig:
             console.print(f"  [bold]{name:12}[/bold] {escape(purpose)}")
         plan.recipe = Prompt.ask("Which one", choices=list(choices()), default="gpt", console=console)
     base = load_run(recipe(plan.recipe) / "run.toml")
-    of_text = isinstance(base.task.options.get("tokenizer"), str)
+    of_text = _of_text(base)
     if plan.language is not None and not of_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
     if plan.start is not None and "start" not in base.task.options:
-        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose the recipe continue")
+        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose continue or chat")
     if _draws(base) and plan.evaluation is not None:
         raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
     if not plan.datasets and not asking:
@@ -298,7 +306,7 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
 
     if plan.about is None:
         plan.about = prompt("What is it for? A sentence for volunteers")
-    if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
+    if plan.language is None and _of_text(base):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = prompt("Its language, as ISO 639 code", usual, _check_language)
     if plan.start is None and "start" in base.task.options:

@@ -35,7 +35,7 @@ def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(na
     assert main(["new", "our-run", "--recipe", name, *WIKIPEDIA, *CRAWL, "--about", 'A "model" (data) বাংলা']) == 0
     run, base = load_run(Path("our-run/run.toml")), load_run(recipe(name) / "run.toml")
     assert (run.name, run.about) == ("our-run", 'A "model" (data) বাংলা')
-    column = base.data.train[0].column
+    column = "messages" if name == "chat" else base.data.train[0].column
     assert run.data.train == (
         Source(dataset="wikimedia/wikipedia", subset="20231101.bn", column=column, weight=0.23),
         Source(dataset="HuggingFaceFW/fineweb-2", subset="ben_Beng", column=column, weight=0.77),

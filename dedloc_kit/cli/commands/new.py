@@ -17,7 +17,9 @@ def add(commands: Commands) -> None:
         "--recipe", metavar="NAME", help="what it is to be, such as gpt; without it you are told of all"
     )
     parser.add_argument(
-        "--start", metavar="OWNER/NAME@COMMIT", help="with the recipe continue: the model on the Hub to go on from"
+        "--start",
+        metavar="OWNER/NAME@COMMIT",
+        help="with the recipes continue and chat: the model on the Hub",
     )
     parser.add_argument(
         "--dataset",
