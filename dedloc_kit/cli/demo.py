@@ -21,7 +21,7 @@ from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, State, StepDone
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.machine.home import home
+from dedloc_kit.machine.home import home, remember_copies
 from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.evaluation import Continuation
@@ -38,18 +38,22 @@ def demo(
     steps: int,
     report: Path | None,
     browser: bool,
-    folder: Path | None = None,
+    keep: Path | None = None,
+    start: str | None = None,
 ) -> None:
     """Run the collaboration for some global steps and write what happened to `report`.
 
-    :param folder: keeps the run, which is thrown away without one
+    :param keep: a new folder for the run, which is thrown away without one
+    :param start: what the recipe goes on from, as `going_on.model_folder` takes it
 
     Raises UserError if something cannot start or a volunteer is lost; the logs are then kept and named.
     """
     if report is not None and not report.resolve().parent.is_dir():
         raise UserError(f"the folder of {report} does not exist; choose another file for --report")
-    run = prepare_demo(recipe_name, home() / "demo" / recipe_name)
-    with _scratch_folder() if folder is None else nullcontext(folder.resolve()) as where:
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UserError(f"{keep} exists already; remove it, or choose another folder for --keep")
+    run = prepare_demo(recipe_name, home() / "demo" / recipe_name, start)
+    with _scratch_folder() if keep is None else nullcontext(keep.resolve()) as where:
         result = _collaborate(run, where, volunteers, steps, browser)
     if report is not None:
         report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -108,6 +112,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             invitation = coordinator.invitation()
             write_invitation(invitation, organizers.folder)
             copies = local_copies(run)
+            remember_copies(run.run_id, invitation.organizer, copies)
             names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
             for number, name in enumerate(names):
                 stage = None if stages == 1 else number % stages

@@ -10,18 +10,24 @@ from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.models.picture_model.files import completed
+from dedloc_kit.organizer.going_on import going_on_from, model_folder
 from dedloc_kit.resources import recipe, small_text
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.run.task import Source
 
+_UNNAMED = "@COMMIT"
+"""The end of a recipe's `task.start` that leaves the choice to its user."""
 
-def prepare_demo(name: str, folder: Path) -> RunConfig:
+
+def prepare_demo(name: str, folder: Path, start: str | None = None) -> RunConfig:
     """The run of a recipe in its small form (`smoke.toml` if it has one), with all that it names but lacks.
 
     That is a tokenizer, which is made in `folder` the first time, and, where the recipe's data is not on this machine,
     the text that the kit brings. Raises UserError if that cannot be.
+
+    :param start: what to go on from, as `going_on.model_folder` takes it
     """
     source = recipe(name)
     small = source / "smoke.toml"
@@ -30,9 +36,21 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
-    tokenizer, start = (run.task.options.get(key) for key in ("tokenizer", "start"))
-    if isinstance(start, str) and _lacking(start):
-        raise UserError(f"the recipe {name} goes on from a model in {start}; make it as {source / 'README.md'} says")
+    tokenizer, named = (run.task.options.get(key) for key in ("tokenizer", "start"))
+    if start is not None:
+        if named is None:
+            raise UserError(f"the recipe {name} begins untrained; leave --from out, or choose the recipe chat")
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        run = going_on_from(run, model_folder(start, folder))
+    elif isinstance(named, str) and named.endswith(_UNNAMED):
+        raise UserError(
+            f"the recipe {name} goes on from a model; make one with: dedloc demo --recipe gpt --keep FOLDER, and add "
+            "--from FOLDER"
+        )
+    elif isinstance(named, str) and _lacking(named):
+        raise UserError(f"the recipe {name} goes on from a model in {named}; make it as {source / 'README.md'} says")
     if "pictures" in run.task.options:
         if any(_lacking(part.dataset) for part in run.data.train):
             raise UserError(
@@ -83,6 +101,10 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None, module: str
     task = task_class(run.task.name, module)
     if not task.special_tokens:
         raise UserError(f"the task '{run.task.name}' learns no tokens, so it needs no tokenizer")
+    if task.own_records:
+        raise UserError(
+            f"the task '{run.task.name}' has the tokenizer of the model that it goes on from; remove task.tokenizer"
+        )
     tokenization = tokenization_of(run.task, task.tokenization)
     seed = seed_of(run.name, "tokenizer")
     with TrainingDisplay(characters) as display:

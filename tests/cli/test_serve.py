@@ -32,7 +32,7 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
     write_text(given)  # a minute of a core less than what it would make of all that this machine has
     (given / "causal").rename(given / "tokenizer-smoke")
     run, report = tmp_path / "run", tmp_path / "report.json"
-    asked = ("--recipe", "gpt", "--steps", "15", "--volunteers", "1", "--no-browser", "--folder", run)
+    asked = ("--recipe", "gpt", "--steps", "15", "--volunteers", "1", "--no-browser", "--keep", run)
     trained = dedloc("demo", *asked, "--report", report, folder=tmp_path, deadline=4 * DEADLINE)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     result = json.loads(report.read_text())

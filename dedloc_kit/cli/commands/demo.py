@@ -13,10 +13,16 @@ def add(commands: Commands) -> None:
     parser.add_argument("--recipe", default="albert-demo", metavar="NAME")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
     parser.add_argument(
-        "--folder",
+        "--keep",
         type=Path,
-        metavar="DIR",
-        help="keep the run there; 'dedloc serve DIR/coordinator' serves what it has trained",
+        metavar="FOLDER",
+        help="keep the run there; 'dedloc serve FOLDER/coordinator' serves what it has trained",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="FOLDER",
+        help="with the recipe chat: go on from what another demo has kept, or from any run or model on this machine",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open the live page")
     parser.set_defaults(call=run)
@@ -30,6 +36,7 @@ def run(options: argparse.Namespace) -> None:
         volunteers=options.volunteers,
         steps=options.steps,
         report=options.report,
-        folder=options.folder,
+        keep=options.keep,
+        start=options.start,
         browser=not options.no_browser,
     )
