@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import Literal, get_args
+from typing import Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.folder import Place, as_folder, write_trained
@@ -15,10 +15,8 @@ from dedloc_kit.export.source import Finished, Trained, find, model_names
 from dedloc_kit.hub import CARD_FILE, card_metadata
 
 Form = Literal["transformers", "gguf"]
-FORMS: tuple[Form, ...] = get_args(Form)
 Kind = Literal["f16", "f32", "q8_0"]
 """How the numbers of a GGUF file are stored."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def export(
@@ -40,7 +38,6 @@ def export(
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     out = out.expanduser().absolute()
     if form == "gguf" and out.suffix == ".gguf":
         raise UserError(f"{out} will be a folder, with the file and what ollama needs; name it without .gguf")
@@ -77,6 +74,6 @@ def _as_gguf(source: Finished | Trained, out: Path, kind: Kind, task_module: str
     of = source.tensors.info if isinstance(source, Trained) else None
     name = re.sub(r"[^a-z0-9._-]+", "-", source.name.lower()).strip(".-") or "model"
     file = f"{name}-{kind}.gguf"
-    with placed(out, of) as folder, as_folder(source, task_module, beside=out.parent) as model:
+    with placed(out, of) as folder, as_folder(source, task_module, beside=folder) as model:
         write_gguf(model, folder / file, kind)
     return f"{out / file} is for llama.cpp; for ollama: ollama create {name} -f {quote(str(out / 'Modelfile'))}"
