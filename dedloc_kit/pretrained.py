@@ -51,6 +51,17 @@ def load_pretrained_tokenizer(folder: str | Path) -> Any:
     return load_pretrained(kind, folder)
 
 
+def is_misread(folder: str | Path) -> bool:
+    """Whether `AutoTokenizer` makes other tokens of texts than a folder's tokenizer.json says; errors as above."""
+    from transformers import AutoTokenizer
+
+    forms = []
+    for tokenizer in (load_pretrained_tokenizer(folder), load_pretrained(AutoTokenizer, folder)):
+        form = json.loads(tokenizer.backend_tokenizer.to_str())
+        forms.append([form["normalizer"], form["pre_tokenizer"], form["model"]["type"]])
+    return forms[0] != forms[1]
+
+
 def check_kernels(config: Any) -> None:
     """Raise ValueError if a model's configuration names code on the Hub that computes its attention or experts.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from dedloc_kit.learning.task import create_task
 from tests.text_runs import END, text_run, write_text
@@ -76,3 +77,19 @@ def test_what_the_tasks_of_text_publish_works_where_there_is_no_dedloc_kit(tmp_p
     parts = "\n".join(said).split("now ")[1:]
     for part, word in zip(parts, ("token_str", "token_str", "Put the beginning of a text here"), strict=True):
         assert word in part
+
+
+@pytest.mark.parametrize(("architecture", "warned"), [("qwen2", True), ("qwen3", False), ("llama", False)])
+def test_whoever_exports_is_told_once_where_transformers_takes_another_tokenizer(
+    architecture: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_text(tmp_path)
+    task: Any = create_task(text_run(tmp_path, "causal", architecture=architecture))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        task.export(task.model().eval(), tmp_path / name, name)
+    told = [each.getMessage() for each in caplog.records if "AutoTokenizer" in each.getMessage()]
+    assert len(told) == warned
+    assert all("load it with PreTrainedTokenizerFast" in each for each in told)
+    beside = AutoTokenizer.from_pretrained(tmp_path / "one").backend_tokenizer.pre_tokenizer
+    assert (repr(beside) != repr(task.tokenizer.backend_tokenizer.pre_tokenizer)) == warned

@@ -24,6 +24,7 @@ from dedloc_kit.learning.data.text.tokens import Document, DocumentTokenizer, vo
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.train.computing.device import half_precision
+from dedloc_kit.pretrained import is_misread
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.section import PositiveInt, Section
 from dedloc_kit.run.task import SEQUENCE_LENGTH, Source
@@ -57,6 +58,7 @@ class TextTask(Task):
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
         self.tokenizer = self._load_tokenizer()
+        self._warned_of_misreading = False
         self.texts = DocumentTokenizer(self.tokenizer, self.options.language if self.sentences else None)
         self.vocabulary_hash = vocabulary_hash(self.tokenizer)
         self.held_out_texts: Sequence[str] | None = None
@@ -106,6 +108,14 @@ class TextTask(Task):
                 single=[token, "$A"], pair=[token, "$A", "$B"], special_tokens=[(token, begin)]
             )
         tokenizer.save_pretrained(folder)
+        if not self._warned_of_misreading and is_misread(folder):
+            self._warned_of_misreading = True
+            _logger.warning(
+                "transformers' AutoTokenizer takes any tokenizer beside a %s for the published one, and makes other "
+                "tokens than the model knows; load it with PreTrainedTokenizerFast, and choose another "
+                "task.architecture for the next run",
+                pretrained.config.model_type,
+            )
 
 
 def dropping(model: Mapping[str, Any]) -> str:
