@@ -40,6 +40,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a letter that llama.cpp does not know is part of a word",
+        "learning/data/tokenizers/qwen35.py",
+        r'letter = rf"[^\p{{N}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{NEW}]"',
+        r'letter = r"[\p{L}\p{M}]"',
+        "tests/learning/data/tokenizers/test_qwen35.py",
+    ),
+    Mutation(
+        "a tokenizer that changes texts first is taken for one of llama.cpp",
+        "learning/data/tokenizers/known.py",
+        'if normalizer is not None and not (composes and _type(normalizer) == "NFC"):',
+        "if False:",
+        "tests/learning/data/tokenizers/test_known.py",
+    ),
+    Mutation(
         "a stand-in gives way to the record of a dead keeper",
         "swarm/experts/hosting.py",
         " if each.time > self._gone.get(peer, -1.0)",
