@@ -371,6 +371,24 @@ def test_a_reader_opens_a_ledger_whose_writer_has_left(path: Path) -> None:
     assert Ledger(path, read_only=True).last_step() == 1
 
 
+def test_a_copy_of_the_main_file_alone_has_everything_after_a_clean_exit_though_the_page_still_reads(
+    path: Path, tmp_path: Path
+) -> None:
+    ledger = Ledger(path)
+    with closing(Ledger(path, read_only=True)) as page:
+        for step in range(1, 200):
+            ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+            assert page.last_step() == step
+        ledger.close()
+        log = path.with_name(f"{path.name}-wal")
+        assert not log.exists() or not log.stat().st_size
+        (tmp_path / "alone").mkdir()
+        alone = tmp_path / "alone" / path.name
+        alone.write_bytes(path.read_bytes())
+        with closing(Ledger(alone, read_only=True)) as copied:
+            assert copied.last_step() == page.last_step() == 199
+
+
 def test_a_reader_cannot_write(path: Path) -> None:
     Ledger(path).close()
     with pytest.raises(UserError, match="cannot be written"):

@@ -41,6 +41,8 @@ MAX_STEP_SECONDS = 3600.0
 """Of a global step, for who lends a line: a paused run may take days to its next one."""
 KEPT_TROUBLES = 50
 """Of each kind."""
+CLOSING_MILLISECONDS = 2000
+"""For whoever reads at that moment, such as for an export."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Ledger(Reader):
         self, path: Path, *, read_only: bool = False, clock: Callable[[], float] = time.time, answers: int = 0
     ) -> None:
         super().__init__(clock)
-        self._path, self._answers = path, answers
+        self._path, self._read_only, self._answers = path, read_only, answers
         self._guests: dict[str, _Guest] = {}
         self._looked = self._marked = -math.inf  # when they were seen last, and when that was written down
         try:
@@ -255,12 +257,19 @@ class Ledger(Reader):
             )
 
     def close(self) -> None:
-        """Close the file, and note until when everyone was here; a second time does nothing."""
+        """Close the file, and note until when everyone was here; a second time does nothing.
+
+        Whoever copies the one file has everything, although readers are there for whom its log stays beside it.
+        """
         guests, self._guests = self._guests, {}
         if guests:
             with suppress(UserError), self._transaction():
                 for peer, guest in guests.items():
                     self._mark(peer, guest.visit, self._looked)
+        if not self._read_only:
+            with suppress(sqlite3.Error), self._lock:
+                self._connection.execute(f"PRAGMA busy_timeout = {CLOSING_MILLISECONDS}")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         super().close()
 
     def _open(self, read_only: bool) -> sqlite3.Connection:
