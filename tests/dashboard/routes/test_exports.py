@@ -52,7 +52,6 @@ def test_every_table_is_there_as_csv_and_as_parquet(ledger: Ledger, dashboard: D
     assert '"\'=1+1"' in get(dashboard, "/api/export/people.csv").text
 
 
-@pytest.mark.child
 def test_the_whole_ledger_can_be_fetched_and_restored(ledger: Ledger, dashboard: Dashboard, tmp_path: Path) -> None:
     archive = zipfile.ZipFile(io.BytesIO(get(dashboard, "/api/export/ledger.zip").content))
     archive.extractall(tmp_path / "copy")
@@ -72,6 +71,31 @@ def test_whoever_asks_soon_after_another_gets_the_same_file(
     assert get(dashboard, "/api/export/steps.csv").text == before
     monkeypatch.setattr(exports, "FRESH_SECONDS", 0.0)
     assert get(dashboard, "/api/export/steps.csv").text.count("\n") == before.count("\n") + 1
+
+
+@pytest.mark.parametrize("name", ["steps.csv", "steps.parquet", "ledger.zip"])
+def test_whoever_has_a_file_gets_no_body_until_there_is_something_new_in_it(
+    ledger: Ledger, tmp_path: Path, name: str
+) -> None:
+    def ask(tag: str | None) -> tuple[int, int, str]:
+        """At a start of its own, which makes the file again."""
+        served = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
+        served.start()
+        try:
+            headers = {} if tag is None else {"If-None-Match": tag}
+            answer = requests.get(f"{served.url}/api/export/{name}", headers=headers, timeout=HANG)
+            return answer.status_code, len(answer.content), answer.headers["ETag"]
+        finally:
+            served.stop()
+
+    status, size, tag = ask(None)
+    assert (status, size > 0) == (200, True)
+    assert ask(tag) == (304, 0, tag)
+    assert ask(f'"another", {tag}') == (304, 0, tag)
+    assert ask('"another"') == (200, size, tag)
+    ledger.record_step(a_step(2), {"12D3Koo": given(2, 64, 128)})
+    status, _, newer = ask(tag)
+    assert (status, newer == tag) == (200, False)
 
 
 def test_while_a_file_is_made_everything_else_is_answered_and_a_second_one_waits(
