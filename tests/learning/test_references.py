@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.resources import recipes
 from tests.learning import references
 from tests.learning.reference_runs import TASKS, write_tokenizers
 
@@ -33,7 +32,7 @@ def figures() -> dict[str, Any]:
 
 
 def test_every_task_and_every_recipe_has_figures(figures: dict[str, Any]) -> None:
-    assert sorted(figures) == sorted([*TASKS, *recipes()])
+    assert sorted(figures) == sorted([*TASKS, *references.RECIPES])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -51,7 +50,7 @@ def test_loss_and_gradients_of_a_task_are_those_that_are_stored(
     assert {key: far for key, far in apart.items() if not far <= tolerance} == {}
 
 
-@pytest.mark.parametrize("name", sorted(recipes()))
+@pytest.mark.parametrize("name", references.RECIPES)
 def test_ten_steps_of_the_small_form_of_a_recipe_are_those_that_are_stored(
     name: str, figures: dict[str, Any], tokenizers: Path
 ) -> None:
@@ -69,7 +68,7 @@ def test_ten_steps_of_the_small_form_of_a_recipe_are_those_that_are_stored(
         assert found == pytest.approx(expected, rel=0, abs=tolerance * largest)
 
 
-@pytest.mark.parametrize("name", sorted(recipes()))
+@pytest.mark.parametrize("name", references.RECIPES)
 def test_the_first_weights_of_a_recipe_are_spread_as_those_that_are_stored(
     name: str, figures: dict[str, Any], tokenizers: Path
 ) -> None:

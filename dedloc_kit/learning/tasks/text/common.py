@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers.utils.logging import disable_progress_bar
 
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.patience import Warn
@@ -98,6 +97,8 @@ class TextTask(Task):
         tokenizer.model_max_length = longest if isinstance(longest, int) else self.options.sequence_length
         if pretrained.can_generate() and pretrained.generation_config.pad_token_id is None:
             pretrained.generation_config.pad_token_id = tokenizer.pad_token_id
+        from transformers.utils.logging import disable_progress_bar
+
         disable_progress_bar()  # into the log of a run, at each write
         pretrained.save_pretrained(folder, state_dict=tensors)
         if begin is not None:
