@@ -5,9 +5,9 @@ hardly any look-up would ever succeed, however often it began anew.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
 from dedloc_kit.fetching import SILENCE_SECONDS, bound_silence
@@ -26,21 +26,19 @@ PAUSES = (0.5, 1.0, 2.0)
 _SAFE = {"GET", "HEAD"}
 """Requests that may be made twice."""
 _BUSY = {500, 502, 503, 504}
+_setting, _set = threading.Lock(), threading.Event()
 _TRANSIENT_STATUS = {408, 429, *_BUSY}
 
 
 def be_patient() -> None:
     """Let this process ask the Hub again, from now on, and without what cannot be a token."""
-    leave_no_token()
-    _set_factory()
-
-
-@cache
-def _set_factory() -> None:
-    """Once, for it closes the client that other threads may be reading by."""
     from huggingface_hub import set_client_factory
 
-    set_client_factory(_client)
+    leave_no_token()
+    with _setting:  # once, for it closes the client that other threads may be reading by
+        if not _set.is_set():
+            set_client_factory(_client)
+            _set.set()
 
 
 def _client() -> Any:
@@ -136,5 +134,7 @@ def is_transient(error: Exception) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return status in _TRANSIENT_STATUS
+    if isinstance(error, RuntimeError) and "client has been closed" in str(error):  # by another thread's broken line
+        return True
     libraries = [getattr(sys.modules[name], kind) for name, kind in _LINE_ERRORS if name in sys.modules]
     return isinstance(error, (ConnectionError, TimeoutError, *libraries))
