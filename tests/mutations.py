@@ -3562,9 +3562,9 @@ MUTATIONS = (
     ),
     Mutation(
         "weights of a start that are no safetensors are read",
-        "learning/models/init_from.py",
-        'if not any(folder.glob("model*.safetensors")):',
-        "if not folder.exists():",
+        "learning/models/pinned.py",
+        "        if not found:\n",
+        "        if False:\n",
         "tests/learning/models/test_init_from.py -k refused_in_a_line",
     ),
     Mutation(

@@ -5,7 +5,6 @@ folder is the organizer's: its shape stands in the run's file, with the SHA-256 
 the folder. The weights reach volunteers from the swarm, as every state does.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -16,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.learning.models import pinned
 from dedloc_kit.learning.models.families import Family
+from dedloc_kit.learning.models.pinned import Named
 from dedloc_kit.pretrained import CONFIG, MODEL_FOLDER, WEIGHTS
 from dedloc_kit.run.places import HAVE_IT_HERE
-from dedloc_kit.run.section import public_name
-
-_MAX_CONFIG_BYTES = 1_000_000
-_COMMIT = r"[0-9a-f]{40}"
 
 
 class Undescribed(UserError):
@@ -49,16 +45,14 @@ class Start:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.is_on_hub:
-            return
-        where, commit = repository_and_revision(self.name) or (None, None)
-        if where is None or self.sha256 is not None:
-            raise UserError("task.start must be OWNER/NAME@COMMIT of the Hub, or a folder together with start_sha256")
-        if not re.fullmatch(_COMMIT, commit or ""):
-            raise UserError(
-                f'task.start must name a commit, so that all begin with the same: "{where}@" and the 40 digits of '
-                f"the newest one on huggingface.co/{where}/commits/main"
-            )
+        if self.is_on_hub:
+            if self.sha256 is not None:
+                raise UserError("task.start_sha256 is of a folder; leave it out, for the commit pins the model")
+            self._named.pinned()
+
+    @property
+    def _named(self) -> Named:
+        return Named("task.start", self.name, "correct it, or name another start")
 
     def look(self) -> None:
         """Raise UserError if it is not there, is no model, or may not be read."""
@@ -78,25 +72,22 @@ class Start:
     @property
     def shown(self) -> str:
         """Its name for people."""
-        return public_name(self.name)
+        return self._named.shown
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """What its config.json says; raises UserError if there is none."""
-        path = self._files([CONFIG]) / CONFIG
-        try:
-            if path.stat().st_size > _MAX_CONFIG_BYTES:
-                raise ValueError("it is too large")
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
-                raise ValueError("it names no model_type")
-        except FileNotFoundError:
+        path = self._files() / CONFIG
+        if not path.is_file():
             raise UserError(
                 f"{self.shown} holds no config.json, so it is no model of transformers; write that of a run first, "
                 "with: dedloc export RUN FOLDER --to transformers"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"the config.json of {self.shown} cannot be used ({error}); name another start") from None
+            )
+        values = self._named.config(path)
+        if not isinstance(values.get("model_type"), str):
+            raise UserError(
+                f"the config.json of {self.shown} cannot be used (it names no model_type); name another start"
+            )
         return values
 
     def shape(self, family: Family, architecture: str | None, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -134,26 +125,13 @@ class Start:
         return folder
 
     def _weights(self) -> Path:
-        folder = self._files([CONFIG, *WEIGHTS])
-        if not any(folder.glob("model*.safetensors")):
-            raise UserError(
-                f"{self.shown} has no weights in safetensors, and others are not read, for they may hold code; load it "
-                "with transformers, write it with save_pretrained, and name that folder"
-            )
-        return folder
+        self._files()  # says better what it is if it is none
+        return self._named.weights("model*.safetensors", [CONFIG, *WEIGHTS])[0].parent
 
-    def _files(self, patterns: list[str]) -> Path:
-        if self.folder is not None:
-            if not self.folder.is_dir():
-                raise UserError(f"task.start: there is no folder {self.folder}; correct it")
-            return self.folder
-        if not self.is_on_hub:
+    def _files(self) -> Path:
+        if not self.is_on_hub and self.folder is None:
             raise UserError(f"task.start: {self.name} is a folder of the organizer's; {HAVE_IT_HERE}")
-        where, commit = repository_and_revision(self.name) or ("", None)
-        try:
-            return model_files(where, str(commit), patterns)
-        except HubUnavailable as error:
-            raise UserError(f"task.start: {where} cannot be read now ({error}); try again later") from None
+        return self._named.files([CONFIG])
 
     def described(self, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a run has to say of a folder: the keys of `task.model`, and further ones of `task`. Errors as `config`
@@ -181,13 +159,8 @@ def model_in(name: str) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """The SHA-256 of a model's configuration and weights in a folder: of a line with the name and SHA-256 of each."""
-    found = sorted({path for pattern in (CONFIG, *WEIGHTS) for path in folder.glob(pattern)})
-    whole = hashlib.sha256()
-    for path in found:
-        with path.open("rb") as file:
-            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+    """That of a model's configuration and weights in a folder; see `pinned.fingerprint`."""
+    return pinned.fingerprint(sorted({path for pattern in (CONFIG, *WEIGHTS) for path in folder.glob(pattern)}))
 
 
 def _toml(value: Any) -> str:

@@ -281,7 +281,7 @@ def test_another_model_than_the_runs_file_says_is_refused(folder: Path) -> None:
     ("start", "options", "problem"),
     [
         ("us/", {}, "task.start must be OWNER/NAME@COMMIT of the Hub, or a folder"),
-        ("us/model", {}, 'task.start must name a commit, so that all begin with the same: "us/model@"'),
+        ("us/model", {}, 'task.start must name a commit, so that it stays the same: "us/model@"'),
         ("us/model@main", {}, "task.start must name a commit"),
         ("model", {}, "task.start: model is a folder of the organizer's; if you have a copy, name it with --data"),
         ("us/model@COMMIT", {"architecture": "qwen3"}, 'task.architecture is "qwen3", and us/model@'),

@@ -1,8 +1,6 @@
 """The files of a picture model: where they are, what they say of it, and what they are together. No torch here."""
 
-import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,18 +8,15 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
+from dedloc_kit.learning.models.pinned import Named, fingerprint
 from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import public_name
 from dedloc_kit.validation import describe
 
 OWN_CONFIG, OWN_WEIGHTS = "picture_model.json", "picture_model.safetensors"
 """Names of our own, so that a tokenizer and a model that draws may lie beside them."""
 DIFFUSERS_WEIGHTS, JANUS_WEIGHTS = "diffusion_pytorch_model.safetensors", "model*.safetensors"
 _CONFIGS = (OWN_CONFIG, "config.json", "vqvae/config.json", "vqgan/config.json")
-_MAX_CONFIG_BYTES = 1_000_000
-_COMMIT = r"[0-9a-f]{40}"
 _MAKE = "name a published one, OWNER/NAME@COMMIT"
 
 Kind = Literal["own", "diffusers", "janus"]
@@ -88,65 +83,16 @@ def completed(run: RunConfig) -> RunConfig:
 
 def find(model: str) -> Found:
     """The files that `task.pictures.model` names, from the Hub if need be; raises UserError with the fix."""
-    name = public_name(model)
-    folder = _folder(model, list(_CONFIGS))
+    named = Named("task.pictures.model", model, _MAKE)
+    folder = named.files(list(_CONFIGS))
     config = next((path for name in _CONFIGS if (path := folder / name).is_file()), None)
     if config is None:
-        raise UserError(f"task.pictures.model: {name} holds no picture model; {_MAKE}")
-    kind, values = _kind(name, _read(name, config))
+        raise UserError(f"task.pictures.model: {named.shown} holds no picture model; {_MAKE}")
+    kind, values = _kind(named.shown, named.config(config))
     pattern = {"own": OWN_WEIGHTS, "diffusers": DIFFUSERS_WEIGHTS, "janus": JANUS_WEIGHTS}[kind]
     inner = str(config.parent.relative_to(folder) / pattern)
-    weights = tuple(sorted(_folder(model, [inner]).glob(inner)))
-    if not weights:
-        raise UserError(
-            f"task.pictures.model: {name} has no weights in safetensors, and others are not read, for they may hold "
-            "code; load it with its library, write it with save_pretrained, and name that folder"
-        )
-    return Found(name, kind, values, weights, fingerprint([config, *weights]))
-
-
-def fingerprint(files: list[Path]) -> str:
-    """The SHA-256 of a line with the name and SHA-256 of each file."""
-    whole = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
-
-
-def _folder(model: str, patterns: list[str]) -> Path:
-    """Where the files of these patterns are."""
-    path = Path(model)
-    if path.is_absolute():
-        if not path.is_dir():
-            raise UserError(f"task.pictures.model: there is no folder {path}; {_MAKE}")
-        return path
-    where, commit = repository_and_revision(model) or (None, None)
-    if where is None:
-        raise UserError(f"task.pictures.model: {model} is neither a folder nor OWNER/NAME@COMMIT of the Hub; {_MAKE}")
-    if not re.fullmatch(_COMMIT, commit or ""):
-        raise UserError(
-            f'task.pictures.model must name a commit, so that it stays the same: "{where}@" and the 40 digits of the '
-            f"newest one on huggingface.co/{where}/commits/main"
-        )
-    try:
-        return model_files(where, str(commit), patterns)
-    except HubUnavailable as error:
-        raise UserError(
-            f"task.pictures.model: {where} cannot be read now ({error}); try again later, or name a folder"
-        ) from None
-
-
-def _read(name: str, path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ValueError("it is too large")
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is no object")
-    except (OSError, ValueError) as error:
-        raise UserError(f"the {path.name} of {name} cannot be used ({error}); name another picture model") from None
-    return values
+    weights = tuple(named.weights(inner, [inner]))
+    return Found(named.shown, kind, values, weights, fingerprint([config, *weights]))
 
 
 def _kind(name: str, values: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:

@@ -133,8 +133,8 @@ def test_a_model_that_is_nowhere_is_said_to_be(
     def unavailable(*_: object) -> Path:
         raise HubUnavailable("the Hub does not answer")
 
-    monkeypatch.setattr("dedloc_kit.learning.models.picture_model.files.model_files", unavailable)
-    with pytest.raises(UserError, match=r"me/pictures cannot be read now \(.*\); try again later, or name a folder"):
+    monkeypatch.setattr("dedloc_kit.learning.models.pinned.model_files", unavailable)
+    with pytest.raises(UserError, match=r"me/pictures cannot be read now \(.*\); try again later"):
         load_picture_model(of(named))
 
 
