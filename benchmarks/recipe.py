@@ -22,7 +22,7 @@ from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunte
 from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import batches_of
-from dedloc_kit.learning.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
+from dedloc_kit.learning.tasks.drawing.evaluation import ANOTHER, TRUE_CAPTION, WITHOUT
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.learning.train.state.checkpoint import save

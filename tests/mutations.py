@@ -6107,10 +6107,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the wrong caption may be the right one",
-        "learning/tasks/drawing/measures.py",
+        "learning/tasks/drawing/evaluation.py",
         "distinct[(distinct != caption).any(1)]",
         "distinct",
-        "tests/learning/tasks/drawing/test_held_out.py",
+        "tests/learning/tasks/drawing/test_evaluation.py",
     ),
     Mutation(
         "no sample is without its caption",

@@ -26,12 +26,11 @@ from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.data.text.tokens import vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.autoencoder import Autoencoder
 from dedloc_kit.learning.models.picture_model.captioned import PictureSource, captioned
 from dedloc_kit.learning.models.picture_model.encoding import Encoder
 from dedloc_kit.learning.models.picture_model.files import completed, pictures_of
-from dedloc_kit.learning.models.picture_model.loading import save
+from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
 from dedloc_kit.learning.models.picture_model.settings import Images
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
 from dedloc_kit.run.config import RunConfig

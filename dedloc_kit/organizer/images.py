@@ -15,7 +15,6 @@ from dedloc_kit.learning.data.pictures.codes import PictureCodes, write_code_sha
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import in_order
-from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, captioned
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.learning.models.picture_model.settings import Images
@@ -41,7 +40,8 @@ def measure_pictures(run: RunConfig, images: Images, device: str = "cpu") -> Run
 
     Returns the run with the SHA-256 of the model. Raises UserError if that cannot be.
     """
-    from dedloc_kit.learning.models.picture_model.quality import quality
+    from dedloc_kit.learning.models.picture_model.encoding import quality
+    from dedloc_kit.learning.models.picture_model.loading import load_picture_model
 
     run = completed(run)
     pictures, left_out = pictures_of(run), Counter[str]()
@@ -71,6 +71,7 @@ def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: st
     from dedloc_kit.learning.data.text.tokens import vocabulary_hash
     from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
     from dedloc_kit.learning.models.picture_model.encoding import Encoder
+    from dedloc_kit.learning.models.picture_model.loading import load_picture_model
 
     pictures, left_out = pictures_of(run), Counter[str]()
     tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))

@@ -17,10 +17,9 @@ from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.text.tokens import vocabulary_hash
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
-from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import pictures_of
-from dedloc_kit.learning.models.picture_model.loading import save
+from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
 from tests.loopback_hub import LoopbackHub, loopback_hub

@@ -22,13 +22,13 @@ from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.models.output_loss import output_loss
-from dedloc_kit.learning.models.picture_model import PictureModel, load_picture_model
+from dedloc_kit.learning.models.picture_model.loading import PictureModel, load_picture_model
 from dedloc_kit.learning.task import Batch, Example, Feature, Loss, ParamGroup, Task, Usage
+from dedloc_kit.learning.tasks.drawing.evaluation import SHOWN, CaptionExam, ShownDrawings, first_different
 from dedloc_kit.learning.tasks.drawing.generation import generate
-from dedloc_kit.learning.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
-from dedloc_kit.learning.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
+from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import evaluating
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.run.config import RunConfig
@@ -93,13 +93,15 @@ class TextToImage(Task):
             loss, metrics = exam.taken(model)
             samples, pictures = shown.drawn(model)
         told = {name: value for name, value in metrics.items() if value < _MOST}
-        return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures, held_out=self._held_out.hash)
+        return Evaluation(
+            loss=loss, metrics=told, samples=samples, pictures=pictures, held_out=hash_of([self._held_out])
+        )
 
     @cached_property
     def _shown(self) -> ShownDrawings:
         held_out = self._held_out
-        some = first_different(held_out.captions, SHOWN)
-        captions, codes = held_out.captions[some], held_out.codes[some]
+        some = first_different(held_out["captions"], SHOWN)
+        captions, codes = held_out["captions"][some], held_out["codes"][some]
         texts = [
             self.tokenizer.text([token for token in ids if token < self.shape.tokens]) for ids in captions.tolist()
         ]
@@ -133,10 +135,10 @@ class TextToImage(Task):
 
     @cached_property
     def _exam(self) -> CaptionExam:
-        return CaptionExam(self._held_out, self.options.ranked, seed_of(self.run.seed, "captions"))
+        return CaptionExam(**self._held_out, ranked=self.options.ranked, seed=seed_of(self.run.seed, "captions"))
 
     @cached_property
-    def _held_out(self) -> HeldOut:
+    def _held_out(self) -> Batch:
         """So many as `task.evaluation_samples` says, drawn from more: one class may follow the other in a file."""
         wanted = self.options.evaluation_samples
         source, records = self.held_out()
@@ -145,8 +147,7 @@ class TextToImage(Task):
         samples = [found[number] for number in order]
         if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
             raise UserError(f"{source.dataset} holds fewer than two different captions; choose other held-out data")
-        batch = self.collate([self._example(sample, True) for sample in samples])
-        return HeldOut(batch["captions"], batch["codes"])
+        return self.collate([self._example(sample, True) for sample in samples])
 
     def _example(self, sample: Captioned, told: bool) -> Example:
         caption = self.shape.padded([sample.caption.tolist() if told else []])[0]

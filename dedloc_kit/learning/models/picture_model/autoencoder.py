@@ -5,7 +5,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.learning.models.picture_model.codebook import Codebook
 from dedloc_kit.run.section import Section
 
 _WIDER_AT_MOST = 4
@@ -22,6 +21,27 @@ class Architecture(Section):
     """Channels at full size; twice as many at half of it, four times at a quarter and below."""
     code_width: int = Field(ge=2, le=256)
     """Numbers that a code stands for."""
+
+
+class Codebook(nn.Module):
+    """Directions, one for each code: a place of a picture has the code whose direction is nearest to its own.
+
+    :ivar words: [codes, width]; no parameter, since no gradient moves it
+    """
+
+    words: Tensor
+
+    def __init__(self, codes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("words", functional.normalize(torch.randn(codes, width), dim=-1))
+
+    def nearest(self, directions: Tensor) -> Tensor:
+        """The codes, [n], of directions of length 1, [n, width]."""
+        return (directions @ functional.normalize(self.words, dim=-1).T).argmax(-1)
+
+    def look_up(self, codes: Tensor) -> Tensor:
+        """The directions, [n, side, side, width], of codes, [n, side, side]."""
+        return functional.normalize(self.words, dim=-1)[codes]
 
 
 class Autoencoder(nn.Module):

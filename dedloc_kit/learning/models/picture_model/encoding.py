@@ -1,20 +1,23 @@
-"""Pictures with captions as token ids and codes."""
+"""Pictures with captions as token ids and codes, and how well a picture model tells pictures by codes."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dedloc_kit.learning.data.pictures.codes import Captioned
 from dedloc_kit.learning.data.pictures.images import Pixels
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import ids_dtype
-from dedloc_kit.learning.models.picture_model import PictureModel
 from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile
+from dedloc_kit.learning.models.picture_model.loading import PictureModel
 
 _AT_ONCE = 64
 _LONGEST_TOKEN = 64
@@ -49,3 +52,21 @@ class Encoder:
 def stacked(pictures: Iterable[Pixels]) -> Tensor:
     """Uint8 [n, 3, size, size]."""
     return torch.from_numpy(np.stack(list(pictures))).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a picture model makes of pictures."""
+
+    decibels: float
+    """Peak signal-to-noise ratio of decoded pictures."""
+    used: int
+    """How many codes they have."""
+
+
+def quality(model: PictureModel, pictures: Sequence[Pixels]) -> Quality:
+    """What a model makes of pictures, at least one."""
+    whole = stacked(pictures)
+    codes = model.encode(whole)
+    error = float(functional.mse_loss(model.decode(codes).float(), whole.float()))
+    return Quality(10 * math.log10(255**2 / max(error, 1e-9)), len(codes.unique()))

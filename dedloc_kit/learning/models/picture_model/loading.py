@@ -21,8 +21,13 @@ _PIXELS_AT_ONCE = 2**18
 """The first layers of a large model keep some 500 bytes for each."""
 
 
-class Ready:
-    """A network that is ready for use, as a PictureModel."""
+class PictureModel:
+    """A trained picture model. Both ways work through a few pictures at a time, however many there are.
+
+    :ivar codes: how many different ones there are
+    :ivar side: codes along each side of a picture
+    :ivar size: pixels along each side of a picture
+    """
 
     def __init__(self, network: Autoencoder | Published, pictures: PictureCodes, device: str = "cpu") -> None:
         self.codes, self.side, self.size = pictures.codes, pictures.side, pictures.size
@@ -32,11 +37,13 @@ class Ready:
 
     @torch.inference_mode()
     def encode(self, pictures: Tensor) -> Tensor:
+        """The codes, int64 [n, side, side], of pictures, uint8 [n, 3, size, size]."""
         some = pictures.split(self._at_once)
         return torch.cat([self.network.codes_of(as_floats(each.to(self._device))).cpu() for each in some])
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
+        """The pictures, uint8 [n, 3, size, size], of codes, int64 [n, side, side]."""
         some = codes.split(self._at_once)
         return torch.cat([as_pixels(self.network.picture_of(each.to(self._device))).cpu() for each in some])
 
@@ -51,8 +58,12 @@ def as_pixels(pictures: Tensor) -> Tensor:
     return ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def load(pictures: PictureCodes, device: str = "cpu") -> Ready:
-    """See `dedloc_kit.learning.models.picture_model.load_picture_model`."""
+def load_picture_model(pictures: PictureCodes, device: str = "cpu") -> PictureModel:
+    """The picture model that a run names, from its folder or from the Hub.
+
+    Raises UserError with the fix if it is not there, holds no weights in safetensors, or is another one than the run's
+    file says.
+    """
     found = find(pictures.model)
     found.check(pictures)
     try:
@@ -62,7 +73,7 @@ def load(pictures: PictureCodes, device: str = "cpu") -> Ready:
     except Exception as error:  # whatever a wrong configuration makes its class raise
         raise UserError(f"{found.name} cannot be loaded ({one_line(error)}); name another picture model") from None
     network.eval().requires_grad_(False).to(device)
-    return Ready(network, pictures, device)
+    return PictureModel(network, pictures, device)
 
 
 def save(network: Autoencoder, architecture: Architecture, folder: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.models.picture_model.files import find
-from dedloc_kit.learning.models.picture_model.loading import load
+from dedloc_kit.learning.models.picture_model.loading import load_picture_model
 from dedloc_kit.learning.task import Usage
 from dedloc_kit.learning.tasks.drawing.draw import CONFIG, PICTURE_CONFIG, PICTURE_WEIGHTS, TOKENIZER, WEIGHTS
 from dedloc_kit.learning.tasks.drawing.generation import Drawn
@@ -25,8 +25,10 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dedloc_kit.learning.tasks.drawing.places", ()),
     ("dedloc_kit.learning.tasks.drawing.transformer", ()),
     ("dedloc_kit.learning.tasks.drawing.generation", ()),
-    ("dedloc_kit.learning.models.picture_model.codebook", ()),
-    ("dedloc_kit.learning.models.picture_model.autoencoder", ("_WIDER_AT_MOST", "_GROUPS", "Autoencoder", "_Residual")),
+    (
+        "dedloc_kit.learning.models.picture_model.autoencoder",
+        ("_WIDER_AT_MOST", "_GROUPS", "Codebook", "Autoencoder", "_Residual"),
+    ),
     ("dedloc_kit.learning.models.picture_model.published", ("Published",)),
     ("dedloc_kit.learning.models.picture_model.loading", ("as_pixels",)),
     ("dedloc_kit.learning.tasks.drawing.draw", ()),
@@ -79,7 +81,7 @@ def export(
     _write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     tokenizer.save(folder)
     found = find(pictures.model)
-    _save(load(pictures).network.state_dict(), folder / PICTURE_WEIGHTS)
+    _save(load_picture_model(pictures).network.state_dict(), folder / PICTURE_WEIGHTS)
     _write(folder / PICTURE_CONFIG, json.dumps({"kind": found.kind, **found.config}, indent=2) + "\n")
     _write(folder / PROGRAM, program())
     names = {"config": CONFIG, "weights": WEIGHTS, "tokenizer": TOKENIZER, "program": PROGRAM}

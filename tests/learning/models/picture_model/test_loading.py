@@ -14,10 +14,9 @@ from torch.nn import functional
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
-from dedloc_kit.learning.models.picture_model import load_picture_model
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, find, pictures_of
-from dedloc_kit.learning.models.picture_model.loading import save
+from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
 from dedloc_kit.run.loading import parse_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
 

@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dedloc_kit.learning.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT, CaptionExam, HeldOut
-from dedloc_kit.learning.tasks.drawing.measures import code_losses, other_captions
+from dedloc_kit.learning.tasks.drawing.evaluation import (
+    ANOTHER,
+    TRUE_CAPTION,
+    WITHOUT,
+    CaptionExam,
+    code_losses,
+    other_captions,
+)
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from tests.learning.tasks.drawing.test_transformer import TINY
 
@@ -31,14 +37,14 @@ def code_of(captions: torch.Tensor) -> torch.Tensor:
     return (captions[:, 0] + 11 * captions[:, 1]) % 28
 
 
-def held_out() -> HeldOut:
+def held_out() -> tuple[torch.Tensor, torch.Tensor]:
     captions = SHAPE.padded([[number % 11, number // 11] for number in range(COUNT)])
     codes = code_of(captions)[:, None].expand(-1, SHAPE.places.codes)
-    return HeldOut(captions, codes)
+    return captions, codes
 
 
 def test_losses_are_those_of_the_codes_after_each_kind_of_caption() -> None:
-    loss, told = CaptionExam(held_out(), 8, 0).taken(Knowing(SHAPE))
+    loss, told = CaptionExam(*held_out(), 8, 0).taken(Knowing(SHAPE))
     total = math.exp(SURE) + 27
     assert loss == pytest.approx(math.log(total) - SURE, abs=1e-5)
     assert told[WITHOUT] == pytest.approx(math.log(28), abs=1e-5)
@@ -52,17 +58,17 @@ def test_who_knows_nothing_finds_no_caption() -> None:
             nothing, known = super().forward(captions, codes)
             return nothing, torch.zeros_like(known)
 
-    loss, told = CaptionExam(held_out(), 8, 0).taken(Ignorant(SHAPE))
+    loss, told = CaptionExam(*held_out(), 8, 0).taken(Ignorant(SHAPE))
     assert loss == told[WITHOUT] == told[ANOTHER] == pytest.approx(math.log(28), abs=1e-5)
     assert told[TRUE_CAPTION] == 0.0
-    assert TRUE_CAPTION not in CaptionExam(held_out(), 0, 0).taken(Ignorant(SHAPE))[1]
+    assert TRUE_CAPTION not in CaptionExam(*held_out(), 0, 0).taken(Ignorant(SHAPE))[1]
 
 
 def test_a_loss_is_that_of_its_own_codes_alone() -> None:
-    whole = held_out()
-    wrong = whole.codes.clone()
+    captions, codes = held_out()
+    wrong = codes.clone()
     wrong[3, :3] = (wrong[3, :3] + 1) % 28
-    losses = code_losses(Knowing(SHAPE), whole.captions, wrong)
+    losses = code_losses(Knowing(SHAPE), captions, wrong)
     right = math.log(math.exp(SURE) + 27) - SURE
     expected = [right + (SURE / 3 if number == 3 else 0) for number in range(COUNT)]
     assert losses.tolist() == pytest.approx(expected, abs=1e-5)

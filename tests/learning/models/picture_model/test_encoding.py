@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from dedloc_kit.learning.models.picture_model.quality import quality
+from dedloc_kit.learning.models.picture_model.encoding import quality
+from dedloc_kit.learning.models.picture_model.loading import PictureModel
 
 
-class Darker:
+class Darker(PictureModel):
     """Makes everything the same dark gray."""
 
-    codes, side, size = 32, 4, 16
+    def __init__(self) -> None:
+        self.codes, self.side, self.size = 32, 4, 16
 
     def encode(self, pictures: torch.Tensor) -> torch.Tensor:
         codes = torch.zeros(len(pictures), 4, 4, dtype=torch.int64)
