@@ -56,19 +56,26 @@ def document_masks(config: Any, positions: Tensor, causal: bool) -> Any:
 
     :param positions: as in `Pack`, on the model's device
     """
+
+    def masked(window: int | None) -> Tensor:
+        if window is None:
+            return _mask(positions, causal, -1)
+        # Of a decoder the window counts the token itself.
+        far = window - 1 if causal else window
+        return _mask(positions, causal, far)
+
+    return _for_each_kind(config, masked)
+
+
+def _mask(positions: Tensor, causal: bool, far: int) -> Tensor:
+    """Bool [rows, 1, length, length]: what is in the same document, at most so far away if that is not negative."""
     document = (positions == 0).cumsum(dim=1)
     sees = document[:, :, None] == document[:, None, :]
     if causal:
         sees = sees.tril()
-
-    def mask(window: int | None) -> Tensor:
-        if window is None:
-            return sees[:, None]
-        # Of a decoder the window counts the token itself.
-        far = window - 1 if causal else window
-        return (sees & ((positions[:, :, None] - positions[:, None, :]).abs() <= far))[:, None]
-
-    return _for_each_kind(config, mask)
+    if far >= 0:
+        sees = sees & ((positions[:, :, None] - positions[:, None, :]).abs() <= far)
+    return sees[:, None]
 
 
 def _for_each_kind(config: Any, made: Any) -> Any:
@@ -214,16 +221,10 @@ def _by_kernel(
 
 
 def _mask_of(bounds: Tensor, rows: int, length: int, causal: bool, far: int) -> Tensor:
-    """The same as the kernel sees, as bool [rows, 1, length, length]: where it cannot be used, and to try a model."""
+    """The same as the kernel sees, as a mask: where it cannot be used, and to try a model."""
     number = torch.arange(rows * length, device=bounds.device)
-    document = torch.searchsorted(bounds[1:], number, right=True).view(rows, length)
-    sees = document[:, :, None] == document[:, None, :]
-    distance = number[:length, None] - number[:length]
-    if causal:
-        sees = sees & (distance >= 0)
-    if far >= 0:
-        sees = sees & (distance.abs() <= far)
-    return sees[:, None]
+    document = torch.searchsorted(bounds[1:], number, right=True)
+    return _mask((number - bounds[document]).view(rows, length), causal, far)
 
 
 AttentionInterface.register(NAME, packed_attention)
