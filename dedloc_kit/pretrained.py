@@ -34,6 +34,12 @@ def load_pretrained(kind: Any, folder: str | Path | None, **options: Any) -> Any
     return kind.from_pretrained(where, trust_remote_code=False, local_files_only=True, **options)
 
 
+def load_weights(kind: Any, folder: str | Path, **options: Any) -> tuple[Any, list[str]]:
+    """The same with weights in safetensors alone, and the names of weights that the folder lacks."""
+    model, report = load_pretrained(kind, folder, use_safetensors=True, output_loading_info=True, **options)
+    return model, sorted(report["missing_keys"])
+
+
 def load_pretrained_tokenizer(folder: str | Path) -> Any:
     """What transformers makes of a folder's tokenizer; errors as `from_pretrained`.
 

@@ -5883,7 +5883,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a published model is loaded from a pickle",
-        "learning/evaluate/pretrained.py",
+        "pretrained.py",
         "use_safetensors=True",
         "use_safetensors=False",
         "tests/learning/evaluate/test_likelihood.py -k one_line",

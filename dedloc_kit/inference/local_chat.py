@@ -29,7 +29,7 @@ from dedloc_kit.inference.turns import Told
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.train.computing.device import pick_device
 from dedloc_kit.machine.survey import free_bytes, free_memory
-from dedloc_kit.pretrained import CONFIG, load_pretrained
+from dedloc_kit.pretrained import CONFIG, load_weights
 
 _MAX_CONFIG_BYTES = 2**20
 _MOST_PARTS = 4096
@@ -123,15 +123,7 @@ def _loaded(folder: Path, name: str, device: torch.device) -> ChatModel:
                 f"the tokenizer in {folder} has {len(tokenizer)} tokens and the model {config.vocab_size}; put the "
                 "tokenizer there that the model was trained with"
             )
-        model, report = load_pretrained(
-            AutoModelForCausalLM,
-            folder,
-            config=config,
-            dtype="auto",
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-        missing = sorted(report["missing_keys"])
+        model, missing = load_weights(AutoModelForCausalLM, folder, config=config, dtype="auto")
         model.generation_config = _generation(model.generation_config, config.vocab_size)
         model.eval().requires_grad_(False).to(device)
     except UserError:

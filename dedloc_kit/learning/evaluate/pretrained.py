@@ -17,7 +17,7 @@ from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.sources.patience import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.problems import Problem
-from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained
+from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained, load_weights
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.parts import ExpertsConfig
 
@@ -106,17 +106,10 @@ class Pretrained:
     def _load(self, head: Any, config: Any = None) -> tuple[torch.nn.Module, list[str]]:
         """The model, and the names of weights that its folder lacks."""
         try:
-            model, report = load_pretrained(
-                head,
-                self.where,
-                config=config if config is not None else self.config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                use_safetensors=True,
-            )
+            own = config if config is not None else self.config
+            return load_weights(head, self.where, config=own, dtype=torch.float32)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"the model in {self.where} cannot be loaded ({one_line(error)}); save it again") from None
-        return model, sorted(report["missing_keys"])
 
     def _check(self, missing: list[str], part: str) -> None:
         if missing:

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models import packed_attention
 from dedloc_kit.learning.models.packing_check import ROUNDING, check_packed, check_scores, differ, tried
-from dedloc_kit.pretrained import check_kernels, load_pretrained
+from dedloc_kit.pretrained import check_kernels, load_weights
 
 NULL = "null"
 """How `task.model` says None: TOML cannot."""
@@ -114,13 +114,11 @@ class Family:
         Raises UserError if it lacks weights that the architecture has, or cannot be loaded.
         """
         try:
-            model, report = load_pretrained(
-                self.automatic, folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
-            )
+            model, missing = load_weights(self.automatic, folder, dtype=torch.float32)
         except Exception as error:  # OSError, ValueError, RuntimeError, and what safetensors raises
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise UserError(f"the model of task.start cannot be loaded ({lines[0][:200]}); name another one") from None
-        if missing := sorted(report["missing_keys"]):
+        if missing:
             raise UserError(
                 f"the model of task.start lacks {len(missing)} weights that this task needs, such as '{missing[0]}'; "
                 "name one that was trained for it"
