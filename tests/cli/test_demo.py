@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -9,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributions import Categorical
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.prepare import prepare_demo
 from tests.batches import batches_from
 from tests.commands import assert_refused, dedloc
+from tests.llama_cpp import INSTALLED, LlamaCpp
 from tests.text_runs import write_text
 
 STEPS = 150
@@ -53,31 +58,63 @@ def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(
     assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "details.md"
+LINES = re.findall(r"^dedloc (.*(?:first|second).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+"""From training to a model that one talks to, as the documentation has it."""
+SHORT = ("--no-browser", "--volunteers", "1", "--steps")
+PROMPT = "The training of"
+
+
 @pytest.mark.real
 @pytest.mark.timeout(1200)
-def test_what_one_demo_has_kept_another_one_teaches_to_answer(tmp_path: Path) -> None:
+def test_the_documented_way_leads_from_training_to_a_model_that_answers(tmp_path: Path) -> None:
+    train, export, to_gguf, teach, talk = map(str.split, LINES)
     given = tmp_path / "home" / "demo" / "gpt"
     given.mkdir(parents=True)
     write_text(given)  # a minute of a core less than what it would make of all that this machine has
     (given / "causal").rename(given / "tokenizer-smoke")
-    short = ("--no-browser", "--volunteers", "1")
-    kept, learned = tmp_path / "kept", tmp_path / "learned"
-    first = dedloc("demo", "--recipe", "gpt", "--steps", "4", *short, "--keep", kept, folder=tmp_path, deadline=500.0)
+
+    first = dedloc(*train, *SHORT, "4", folder=tmp_path, deadline=500.0)
     assert first.returncode == 0, first.stdout + first.stderr
+    assert_refused(dedloc(*train, *SHORT, "4", folder=tmp_path), "exists already", "--keep")
     assert_refused(
-        dedloc("demo", "--recipe", "gpt", *short, "--keep", kept, folder=tmp_path), "exists already", "--keep"
+        dedloc("demo", "--recipe", "chat", *SHORT, "4", folder=tmp_path), "goes on from a model", "--from FOLDER"
     )
-    assert_refused(dedloc("demo", "--recipe", "chat", *short, folder=tmp_path), "goes on from a model", "--from FOLDER")
+
+    for command in (export, to_gguf):
+        done = dedloc(*command, folder=tmp_path, deadline=200.0)
+        assert done.returncode == 0, done.stdout + done.stderr
+    write = pipeline("text-generation", model=str(tmp_path / "first-model"))
+    written = write(PROMPT, max_new_tokens=12, do_sample=False)[0]["generated_text"]
+    assert written.startswith(PROMPT)
+    (file,) = (tmp_path / "first-file").glob("*.gguf")
+    tokens = write.tokenizer(PROMPT)["input_ids"]
+    followed = write.model.generate(torch.tensor([tokens]), max_new_tokens=12, do_sample=False)[0, len(tokens) :]
+    if INSTALLED:
+        assert LlamaCpp(file).tokenize([PROMPT]) == [write.tokenizer(PROMPT, add_special_tokens=False)["input_ids"]]
+        assert LlamaCpp(file).greedy(tokens, len(followed)) == followed.tolist()
 
     report = tmp_path / "report.json"
-    asked = ("--recipe", "chat", "--steps", "10", *short, "--from", kept, "--keep", learned, "--report", report)
-    second = dedloc("demo", *asked, folder=tmp_path, deadline=500.0)
+    second = dedloc(*teach, *SHORT, "10", "--report", report, folder=tmp_path, deadline=500.0)
     assert second.returncode == 0, second.stdout + second.stderr
     result = json.loads(report.read_text())
     assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
     assert result["max_parameter_difference"] == 0.0, "everyone applied the same bits"
     assert "assistant: | " in second.stdout, "it shows what the model answers"
+    before, after = (load_file(tmp_path / name / "coordinator.safetensors") for name in ("first", "second"))
+    vocabulary = len(AutoTokenizer.from_pretrained(given / "tokenizer-smoke"))
+    assert [len(each["model.embed_tokens.weight"]) for each in (before, after)] == [vocabulary, vocabulary + 2]
 
-    before, after = (load_file(folder / "coordinator.safetensors") for folder in (kept, learned))
-    tokens = len(AutoTokenizer.from_pretrained(given / "tokenizer-smoke"))
-    assert [len(each["model.embed_tokens.weight"]) for each in (before, after)] == [tokens, tokens + 2]
+    chat = subprocess.run(
+        [sys.executable, "-m", "dedloc_kit.cli", *talk, "--device", "cpu"],
+        input="Who are you?\n",
+        cwd=tmp_path,
+        env={**os.environ, "DEDLOC_HOME": str(tmp_path / "home"), "PYTHONPATH": str(PAGE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=200.0,
+        check=False,
+    )
+    assert chat.returncode == 0, chat.stdout + chat.stderr
+    assert "step 10 is ready" in chat.stderr
+    assert "<|im_" not in chat.stdout, "the template's marks are no part of an answer"

@@ -18,10 +18,8 @@ _FOLDER = Path(__file__).parent
 _PACKAGE = _FOLDER / "node_modules" / "node-llama-cpp" / "package.json"
 _BINARIES = _FOLDER / "node_modules" / "@node-llama-cpp" / "linux-x64" / "package.json"
 
-needs_llama_cpp = pytest.mark.skipif(
-    not (shutil.which("node") and _PACKAGE.is_file() and _BINARIES.is_file()),
-    reason="llama.cpp is not installed; run `make llama-cpp`",
-)
+INSTALLED = bool(shutil.which("node") and _PACKAGE.is_file() and _BINARIES.is_file())
+needs_llama_cpp = pytest.mark.skipif(not INSTALLED, reason="llama.cpp is not installed; run `make llama-cpp`")
 
 
 class LlamaCpp:
