@@ -36,7 +36,7 @@ _PHASES = (
     "first step with my samples",
 )
 _DEADLINE = 180.0
-_SETTINGS = {"swarm_host": "127.0.0.1", "device": "cpu", "threads": 1}
+_SETTINGS = {"swarm_host": "127.0.0.1", "devices": "cpu", "threads": 1}
 
 
 class _Timed(Session):

@@ -172,7 +172,7 @@ def _launched(access: str, folder: Path) -> Iterator[Peer]:
     folder.mkdir()
     (folder / "run.toml").write_text(RUN.format(access=access))
     module = f"dedloc_kit.cli launch {folder}/run.toml --folder {folder}/coordinator --task-module benchmarks.lib.task"
-    module += " --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0 --device cpu --threads 1 --checkpoint-every 1000"
+    module += " --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0 --devices cpu --threads 1 --checkpoint-every 1000"
     with Peer(module, {}, name="launch", folder=folder, prefix=_pinned(RUN_CORE)) as peer:
         try:
             yield peer

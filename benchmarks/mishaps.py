@@ -185,7 +185,7 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
     usual: dict[str, Any] = {
         "task_module": "tests.bytes_task",
         "swarm_host": "127.0.0.1",
-        "device": "cpu",
+        "devices": "cpu",
         "threads": 1,
     }
     peer = CoordinatorConfig(

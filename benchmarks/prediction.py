@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _predicted(run: RunConfig, volunteers: int) -> Prediction:
-    rehearsed = rehearse(run, Console(quiet=True), device="cpu", threads=1)
+    rehearsed = rehearse(run, Console(quiet=True), devices="cpu", threads=1)
     return predict(run, _shared(rehearsed, volunteers), [Volunteers(volunteers, HERE, _LINE, reachable=True)], _LINE)
 
 

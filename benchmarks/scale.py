@@ -155,7 +155,7 @@ def _settings(folder: Path, slot: int, port: int, client_mode: bool = False) -> 
         "swarm_host": "127.0.0.1",
         # Ports that many peers look for at the same moment may be given twice; here they are ours alone.
         "port": port + slot if has_own_loopback() and not client_mode else 0,
-        "device": "cpu",
+        "devices": "cpu",
         "threads": 1,
         "microbatch": 1,
         "task_module": "benchmarks.lib.task",

@@ -86,7 +86,7 @@ def command(network: Network, host: int, folder: Path, *arguments: str) -> Itera
 def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_work_afterwards(
     network: Network, tmp_path: Path
 ) -> None:
-    here = ("--task-module", "tests.tiny", "--device", "cpu", "--threads", "1")
+    here = ("--task-module", "tests.tiny", "--devices", "cpu", "--threads", "1")
     with ExitStack() as stack:
         (tmp_path / "run.toml").write_text(TOML)
         host = network.address(0)

@@ -93,7 +93,7 @@ def test_in_the_units_sandbox_a_coordinator_leads_a_run_and_can_touch_nothing_el
     assert not works(f"mount -t tmpfs none {folder}")
     assert not works("ls /dev/kmsg")
 
-    launch = f"-m dedloc_kit.cli launch {folder}/run.toml --folder {folder}/kept --task-module tests.tiny --device cpu"
+    launch = f"-m dedloc_kit.cli launch {folder}/run.toml --folder {folder}/kept --task-module tests.tiny --devices cpu"
     launch += " --threads 1 --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0"
     launched = sandboxed(folder, [sys.executable, *launch.split()])
     try:

@@ -19,9 +19,9 @@ DEADLINE = 180.0
 JOIN = """
 from dedloc_kit import join
 from dedloc_kit.notebook.join import _sessions
-me = join({url!r}, folder={folder!r}, device="cpu", task_module="tests.tiny")
+me = join({url!r}, folder={folder!r}, devices="cpu", task_module="tests.tiny")
 """
-SESSION = "list(_sessions.values())[0]"
+SESSION = "list(_sessions.values())[0][1]"
 CHAT = """
 import time
 from dedloc_kit import chat
