@@ -122,7 +122,7 @@ class CoordinatorConfig(PeerConfig):
     checkpoint_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 1
     """Global steps between two checkpoints."""
     keep_checkpoints: Annotated[PositiveInt, Option(metavar="N")] = 3
-    """How many of the newest checkpoints stay; the best one always does."""
+    """How many of the newest checkpoints stay, beside the best one and the last of each of the last seven days."""
     resume: Annotated[Path | None, HIDDEN] = None
     """The training state to start from, unless the folder has a newer one; see `checkpoint.find`."""
     hub: Annotated[str | None, Field(pattern=f"^{HUB_REPOSITORY}$"), Option("OWNER/NAME", "OWNER/NAME")] = None

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,11 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.train.state.retention import steps_to_keep
 from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import STATE_FILE, StateInfo
 
 INFO_KEY = "dedloc_kit.state_info"
+_SAVED_KEY = "dedloc_kit.saved"
+"""When it was written, in whole seconds since 1970: the time of the file changes when a folder is copied."""
 _MARK = "best.json"
 _LOST = "belongs to a training that had diverged: its loss was not finite, or far above that of an untrained model"
 
@@ -25,9 +30,10 @@ Found = tuple[dict[str, Tensor], StateInfo]
 _log = logging.getLogger(__name__)
 
 
-def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
+def save(path: Path, tensors: dict[str, Tensor], info: StateInfo, saved: int | None = None) -> None:
     """Write the tensors and their info; whoever looks sees the old file or the whole new one, even after a crash.
 
+    :param saved: the time to write beside them, in seconds since 1970
     Raises UserError if the folder cannot be written or the disk is full, and ValueError if a tensor is not
     finite: such a state must never push a good checkpoint out.
     """
@@ -36,7 +42,8 @@ def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, temporary / path.name, {INFO_KEY: info.model_dump_json()})
+        metadata = {INFO_KEY: info.model_dump_json(), **({} if saved is None else {_SAVED_KEY: str(saved)})}
+        save_file(whole, temporary / path.name, metadata)
         os.chmod(temporary / path.name, temporary.stat().st_mode & 0o666)  # it keeps everyone else out
         _sync(temporary / path.name)
         os.replace(temporary / path.name, path)
@@ -98,15 +105,16 @@ class Best(Record):
 
 
 class Checkpoints:
-    """The newest few checkpoints of one run in a folder, `step-00000042.safetensors`, and the best one.
+    """The newest few checkpoints of one run in a folder, `step-00000042.safetensors`, the last days' and the best one.
 
     Which one is the best is in `best.json`. One process writes to the folder.
     """
 
-    def __init__(self, folder: Path, keep: int = 3) -> None:
+    def __init__(self, folder: Path, keep: int = 3, clock: Callable[[], float] = time.time) -> None:
         """Make the folder and clear away what a crash in the middle of a save left; UserError if the disk fails."""
         self.folder = folder
         self.keep = keep
+        self._clock = clock
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(".step-*.safetensors.tmp"):
@@ -118,7 +126,9 @@ class Checkpoints:
         self.protected: int | None = None
 
     def save(self, tensors: dict[str, Tensor], info: StateInfo, spare: int | None = None) -> Path:
-        """Write the checkpoint of `info.step`, then remove all but the newest `keep`, best, protected and `spare`.
+        """Write the checkpoint of `info.step`, then remove those that need not stay.
+
+        The newest `keep` stay, that of each of the last seven days (see `steps_to_keep`), best, protected and `spare`.
 
         :param spare: a step that is still being evaluated
         Errors as `checkpoint.save`.
@@ -126,12 +136,14 @@ class Checkpoints:
         path = self.path(info.step)
         if self.best is not None and info.step == self.best.step:
             self._mark(None)  # training went back to before this step: what was measured is lost with it
-        save(path, tensors, info)
+        save(path, tensors, info, int(self._clock()))
         best = None if self.best is None else self.best.step
-        kept = {self.path(step) for step in (spare, best, self.protected) if step is not None}
-        for old in _newest_first(self.folder)[self.keep :]:
-            if old not in kept:
-                old.unlink(missing_ok=True)
+        files = {_step_of(path): path for path in _newest_first(self.folder)}
+        saved = {step: _time_of(file) for step, file in files.items() if step >= 0}
+        lost = {step for step in saved if step in self.ruined}
+        kept = {spare, best, self.protected, *steps_to_keep(saved, self.keep, lost)}
+        for step in saved.keys() - kept:
+            files[step].unlink(missing_ok=True)
         return path
 
     def protect(self, step: int | None) -> None:
@@ -247,6 +259,18 @@ def _newest_first(folder: Path) -> list[Path]:
 def _step_of(path: Path) -> int:
     digits = path.name.removeprefix("step-").removesuffix(".safetensors")
     return int(digits) if digits.isdecimal() else -1  # a file that a person put there comes last
+
+
+def _time_of(path: Path) -> int:
+    """When a checkpoint was written; what the file's own time says if it does not tell."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int((file.metadata() or {})[_SAVED_KEY])
+    except (SafetensorError, OSError, KeyError, ValueError):  # of an older version, or damaged
+        try:
+            return int(path.stat().st_mtime)
+        except OSError:  # removed meanwhile
+            return 0
 
 
 def _require_finite(tensors: dict[str, Tensor], where: str) -> None:

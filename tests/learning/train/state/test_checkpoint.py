@@ -23,6 +23,11 @@ def info(step: int = 7) -> StateInfo:
     return StateInfo(run_id="demo-0123456789abcdef", step=step, rounds=("ab12", "cd34"))
 
 
+def at_noon() -> float:
+    """All on one day, of which one checkpoint is kept beside the newest."""
+    return 43_200.0
+
+
 def tensors() -> dict[str, Tensor]:
     return {
         "weight": torch.arange(6.0).reshape(2, 3),
@@ -169,7 +174,7 @@ def test_an_empty_folder_has_no_newest(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, clock=at_noon)
     assert [checkpoints.save(tensors(), info(step)).name for step in (9, 10, 100)] == [
         "step-00000009.safetensors",
         "step-00000010.safetensors",
@@ -179,7 +184,7 @@ def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
 
 
 def test_the_order_is_by_number_even_beyond_eight_digits(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, keep=2, clock=at_noon)
     for step in (99_999_998, 99_999_999, 100_000_000):
         checkpoints.save(tensors(), info(step))
     newest = checkpoints.newest()
@@ -206,7 +211,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before_and_warns(tmp_path: Path,
 
 
 def test_after_a_fall_back_the_damaged_file_does_not_push_out_new_ones(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=1, clock=at_noon)
     (tmp_path / "step-00000050.safetensors").write_bytes(b"damaged")
     assert checkpoints.newest() is None
     checkpoints.save(tensors(), info(41))
@@ -231,10 +236,10 @@ def a_loss(checkpoints: Checkpoints, step: int, loss: float) -> None:
 
 
 def test_the_best_is_kept_beside_the_newest_also_after_a_restart(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=1, clock=at_noon)
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
         a_loss(checkpoints, step, loss)
-    again = Checkpoints(tmp_path, keep=1)
+    again = Checkpoints(tmp_path, keep=1, clock=at_noon)
     a_loss(again, 4, 2.25)
     assert files(tmp_path) == ["best.json", "step-00000002.safetensors", "step-00000004.safetensors"]
     assert json.loads((tmp_path / "best.json").read_text()) == {"step": 2, "loss": 2.0}
@@ -244,7 +249,7 @@ def test_the_best_is_kept_beside_the_newest_also_after_a_restart(tmp_path: Path)
 
 
 def test_a_step_that_is_being_evaluated_is_spared_and_can_be_the_best_when_that_is_done(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=1, clock=at_noon)
     checkpoints.save(tensors(), info(1))
     for step in (2, 3):
         checkpoints.save(tensors(), info(step), spare=1)
@@ -257,7 +262,7 @@ def test_a_step_that_is_being_evaluated_is_spared_and_can_be_the_best_when_that_
 
 
 def test_a_step_that_is_done_again_is_no_longer_the_best(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, keep=1, clock=at_noon)
     a_loss(checkpoints, 5, 1.0)
     checkpoints.save(tensors(), info(5))
     assert (checkpoints.best, Checkpoints(tmp_path).best) == (None, None)
