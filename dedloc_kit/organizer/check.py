@@ -19,7 +19,16 @@ from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, me
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
-from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
+from dedloc_kit.organizer.prediction import (
+    DAY,
+    HERE,
+    Prediction,
+    Volunteers,
+    fits,
+    predict,
+    state_bytes,
+    volunteers_rate,
+)
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import local
 from dedloc_kit.run.peer import JoinOptions, parsed
@@ -91,6 +100,7 @@ def check(
 
     for line in describe_prediction(run, predicted(helpers)):
         console.print(line)
+    console.print(describe_traffic(run, rehearsed, predicted(helpers)))
     if told := gain(lambda more: predicted(more).step, helpers):
         console.print(f"helpers       {told}")
 
@@ -189,6 +199,16 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
         *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
+
+
+def describe_traffic(run: RunConfig, rehearsed: Rehearsed, predicted: Prediction) -> str:
+    """What a volunteer who is at work all day sends and gets, in a line."""
+    sent, received = (each * DAY / predicted.step for each in (rehearsed.gradient_bytes, rehearsed.average_bytes))
+    return (
+        f"traffic       each volunteer sends {size(sent)} and gets {size(received)} a day, and gets "
+        f"{size(state_bytes(run, rehearsed.parameters))} when it joins; more if others can reach it, for it averages "
+        "for them"
+    )
 
 
 def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) -> Table:

@@ -38,6 +38,7 @@ class PipelinePrediction:
     :ivar step: seconds of a global step
     :ivar averaging: of these, those of the slowest stage's round
     :ivar days: until the last step
+    :ivar traffic: bytes a day that a volunteer sends, and about as many that it gets, on average
     """
 
     holders: tuple[int, ...]
@@ -50,6 +51,7 @@ class PipelinePrediction:
     step: float
     averaging: float
     days: float
+    traffic: float
 
 
 def stage_memory(stage: StageCost, state: str = "float32") -> StageMemory:
@@ -98,6 +100,8 @@ def predict_pipeline(
     width = math.ceil(stages[0].width * (min(computing) / carried) ** (1 / RISE)) if carried else 0
     averaging = max(_averaging(stage, there, coordinator_line) for stage, there in zip(stages, dealt, strict=True))
     step = run.global_batch / (rows * most) + averaging if most else math.inf
+    hidden = 5 * borders * travelling * run.global_batch / rows / max(1, sum(holders))
+    averaged = sum(max(stage.gradient_bytes, stage.average_bytes) for stage in stages) / len(stages)
     return PipelinePrediction(
         holders=holders,
         computing=computing,
@@ -109,6 +113,7 @@ def predict_pipeline(
         step=step,
         averaging=averaging,
         days=step * run.optimizer.total_steps / DAY,
+        traffic=(hidden + averaged) * DAY / step,
     )
 
 
@@ -212,6 +217,7 @@ def describe_pipeline(run: RunConfig, predicted: PipelinePrediction) -> list[str
         f"together      {rate(predicted.rate)} microbatches/s, limited by {predicted.limit}; with as many layers in a "
         f"stage computing limits this mix from a width of {predicted.width:,} on",
         f"global step   {predicted.step:,.1f} s, of which {predicted.averaging:,.1f} s to average the slowest stage",
+        f"traffic       each volunteer sends and gets about {size(predicted.traffic)} a day",
         f"to finish     {duration(predicted.days * DAY)} for {run.optimizer.total_steps:,} global steps, if so many "
         "are at work all the time",
     ]

@@ -120,6 +120,14 @@ def test_a_fast_volunteer_on_a_slow_line_is_not_left_alone_at_a_stage() -> None:
     assert min(found.holders) >= 5
 
 
+def test_the_traffic_of_a_volunteer_is_said_by_the_day() -> None:
+    """Ten tensors for each microbatch, two borders with five, and a round of its stage."""
+    found = predict_pipeline(run(), rehearsed(stage(), stage(), stage()), read_volunteers("30xCPU@1gbit"), 1e8)
+    a_step = 10 * TOKENS * WIDTH * (4096 / ROWS) / 30 + 50_000_000
+    assert found.traffic == pytest.approx(a_step * 86_400 / found.step)
+    assert any(line.startswith("traffic") and "a day" in line for line in describe_pipeline(run(), found))
+
+
 def test_many_volunteers_are_dealt_out_all() -> None:
     found = predict_pipeline(run(), rehearsed(stage(), stage(), stage()), read_volunteers("2500xCPU,3xT4"), 1e8)
     assert sum(found.holders) == 2503
