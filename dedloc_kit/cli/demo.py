@@ -2,14 +2,15 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions
 from dedloc_kit.run.places import local_copies
 from dedloc_kit.worker import Worker, volunteer_job
 
+_TALKING = {"causal", "chat"}
+"""Tasks whose models `dedloc chat` takes."""
+
 
 def demo(
     *,
@@ -43,6 +47,9 @@ def demo(
 ) -> None:
     """Run the collaboration for some global steps and write what happened to `report`.
 
+    In a terminal the page then stays open until Ctrl-C.
+
+    :param browser: open the page, and keep it open
     :param keep: a new folder for the run, which is thrown away without one
     :param start: what the recipe goes on from, as `going_on.model_folder` takes it
 
@@ -52,11 +59,42 @@ def demo(
         raise UserError(f"the folder of {report} does not exist; choose another file for --report")
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise UserError(f"{keep} exists already; remove it, or choose another folder for --keep")
-    run = prepare_demo(recipe_name, home() / "demo" / recipe_name, start)
+    run = with_steps(prepare_demo(recipe_name, home() / "demo" / recipe_name, start), steps)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+
+    def ended(result: dict[str, Any], page: str) -> None:
+        if report is not None:
+            report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        for line in what_next(run.task.name, recipe_name, keep):
+            console.print(line)
+        if browser and sys.stdin.isatty():
+            console.print(f"the live page stays open: {page} (Ctrl-C ends)", style="bold")
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
+
     with _scratch_folder() if keep is None else nullcontext(keep.resolve()) as where:
-        result = _collaborate(run, where, volunteers, steps, browser)
-    if report is not None:
-        report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        _collaborate(run, where, volunteers, steps, browser, ended)
+
+
+def with_steps(run: RunConfig, steps: int) -> RunConfig:
+    """The run, long enough for so many global steps; a longer one keeps its schedule."""
+    longer = {"total_steps": max(steps, run.optimizer.total_steps)}
+    return run.model_copy(update={"optimizer": run.optimizer.model_copy(update=longer)})
+
+
+def what_next(task: str, recipe: str, kept: Path | None) -> list[str]:
+    """What a person may do after a demo, a command in each line.
+
+    :param kept: the folder of the demo, if it is kept
+    """
+    folder = "FOLDER" if kept is None else shlex.quote(str(kept))
+    commands = [] if kept is not None else [(f"dedloc demo --recipe {recipe} --keep {folder}", "keep what is trained")]
+    commands.append((f"dedloc export {folder} MODEL", "write the model for transformers"))
+    if task in _TALKING:
+        commands.append((f"dedloc chat {folder}", "talk with it"))
+    commands.append(("dedloc new NAME", "begin a run of your own, with volunteers elsewhere"))
+    width = max(len(command) for command, _ in commands)
+    return ["what to do next:", *(f"  {command:<{width}}  {what}" for command, what in commands)]
 
 
 @contextmanager
@@ -72,7 +110,15 @@ def _scratch_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, browser: bool) -> dict[str, Any]:
+def _collaborate(
+    run: RunConfig,
+    folder: Path,
+    volunteers: int,
+    steps: int,
+    browser: bool,
+    ended: Callable[[dict[str, Any], str], None],
+) -> None:
+    """:param ended: called with what happened and the page's address, while the page is still up"""
     began = time.monotonic()
     stages = 1 if run.pipeline is None else run.pipeline.count
     volunteers = volunteers if stages == 1 else max(volunteers, 2 * stages)
@@ -91,21 +137,22 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             "export": folder / f"{name}.safetensors",
         }
 
-    workers = list[Worker]()
-    with RunDisplay(run.global_batch) as display:
+    workers, display = list[Worker](), RunDisplay(run.global_batch)
 
-        def on_coordinator(event: AnyEvent) -> None:
-            if isinstance(event, StepDone) and not first_step.is_set():
-                first_step_seconds.append(time.monotonic() - began)
-                first_step.set()
-            display.show(event)
-            if stages > 1 and isinstance(event, StepDone) and event.step.step >= steps // 2 and not killed.is_set():
-                killed.set()
-                display.line(f"volunteer-{volunteers} is killed now, on purpose: others do again what it had", "bold")
-                workers[-1].kill()
+    def on_coordinator(event: AnyEvent) -> None:
+        if isinstance(event, StepDone) and not first_step.is_set():
+            first_step_seconds.append(time.monotonic() - began)
+            first_step.set()
+        display.show(event)
+        if stages > 1 and isinstance(event, StepDone) and event.step.step >= steps // 2 and not killed.is_set():
+            killed.set()
+            display.line(f"volunteer-{volunteers} is killed now, on purpose: others do again what it had", "bold")
+            workers[-1].kill()
 
-        organizers = CoordinatorConfig(**settings("coordinator"), evaluate_every=5)
-        with Coordinator(run, organizers, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
+    organizers = CoordinatorConfig(**settings("coordinator"), evaluate_every=5)
+    with Coordinator(run, organizers, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
+        coordinator.dashboard.count_to(steps)
+        with display:
             display.line(f"live page: {coordinator.dashboard.url}", "bold")
             if browser and _has_a_screen():
                 webbrowser.open(coordinator.dashboard.url)
@@ -136,23 +183,28 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                     worker.stop()
             if coordinator.stop() != 0:
                 raise UserError("the coordinator did not end cleanly")
+        ledger = Ledger(folder / "coordinator" / "ledger.sqlite", read_only=True)
+        try:
+            _show_writing(ledger)
+            result = {
+                "run_id": run.run_id,
+                "seconds_to_first_step": round(first_step_seconds[0], 2),
+                "wall_seconds": round(time.monotonic() - began, 2),
+                "max_parameter_difference": _largest_difference(folder, names, stages),
+                **_summary(run, ledger),
+            }
+        finally:
+            ledger.close()
+        ended(result, coordinator.dashboard.url)
+
+
+def _largest_difference(folder: Path, names: list[str], stages: int) -> float:
+    """Of any parameter, between those who hold the same ones."""
     files = [folder / f"{name}.safetensors" for name in names]
     if stages == 1:
-        differences = [_difference(folder / "coordinator.safetensors", file) for file in files]
-    else:  # of those who held the same stage; the last volunteer was killed
-        differences = [_difference(*pair) for pair in zip(files[:-1], files[stages:-1], strict=False)]
-    ledger = Ledger(folder / "coordinator" / "ledger.sqlite", read_only=True)
-    try:
-        _show_writing(ledger)
-        return {
-            "run_id": run.run_id,
-            "seconds_to_first_step": round(first_step_seconds[0], 2),
-            "wall_seconds": round(time.monotonic() - began, 2),
-            "max_parameter_difference": max(differences),
-            **_summary(run, ledger),
-        }
-    finally:
-        ledger.close()
+        return max(_difference(folder / "coordinator.safetensors", file) for file in files)
+    # Those who held the same stage; the last volunteer was killed.
+    return max(_difference(*pair) for pair in zip(files[:-1], files[stages:-1], strict=False))
 
 
 def _has_a_screen() -> bool:

@@ -62,6 +62,10 @@ class Dashboard(Page):
         self._view.hear(event)
         self._tell()
 
+    def count_to(self, steps: int) -> None:
+        """As `RunView.count_to`."""
+        self._view.count_to(steps)
+
     def stop(self) -> None:
         """End all streams and stop serving; a second time does nothing."""
         super().stop()

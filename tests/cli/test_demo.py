@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from itertools import islice
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from torch.distributions import Categorical
 from transformers import AutoTokenizer, pipeline
 
+from dedloc_kit.cli.demo import what_next, with_steps
+from dedloc_kit.cli.main import parser
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.prepare import prepare_demo
@@ -22,6 +25,7 @@ from tests.batches import batches_from
 from tests.commands import assert_refused, dedloc
 from tests.llama_cpp import INSTALLED, LlamaCpp
 from tests.text_runs import write_text
+from tests.tiny import tiny_run
 
 STEPS = 150
 
@@ -118,3 +122,20 @@ def test_the_documented_way_leads_from_training_to_a_model_that_answers(tmp_path
     assert chat.returncode == 0, chat.stdout + chat.stderr
     assert "step 10 is ready" in chat.stderr
     assert "<|im_" not in chat.stdout, "the template's marks are no part of an answer"
+
+
+def test_a_demo_of_more_steps_than_the_recipe_takes_them_all_and_a_shorter_one_keeps_its_schedule() -> None:
+    run = tiny_run(optimizer={"schedule": "cosine", "warmup_steps": 20, "total_steps": 200})
+    assert with_steps(run, 400).optimizer.total_steps == 400
+    assert with_steps(run, 100) == run
+
+
+@pytest.mark.parametrize("kept", [None, Path("a folder")])
+def test_what_to_do_next_is_commands_that_can_be_given(kept: Path | None) -> None:
+    for task, recipe, chats in (("albert", "albert-demo", False), ("causal", "gpt", True), ("chat", "chat", True)):
+        lines = [line.strip() for line in what_next(task, recipe, kept) if line.startswith("  ")]
+        commands = [shlex.split(line.partition("  ")[0])[1:] for line in lines]
+        given = [parser().parse_args(command) for command in commands]
+        assert ("chat" in [each.command for each in given]) == chats
+        assert ("demo" in [each.command for each in given]) == (kept is None)
+        assert {"export", "new"} <= {each.command for each in given}

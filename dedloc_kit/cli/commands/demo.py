@@ -8,8 +8,14 @@ from dedloc_kit.cli.options import Commands, positive
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser("demo", help="a whole collaboration on this machine")
+    parser.description = (
+        "Train a small model with a coordinator and volunteers on this machine. In a terminal the live page stays open "
+        "after the last step, until Ctrl-C."
+    )
     parser.add_argument("--volunteers", type=positive, default=3, metavar="N")
-    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="global steps, then everyone leaves")
+    parser.add_argument(
+        "--steps", type=positive, default=100, metavar="N", help="global steps to take; default: %(default)s"
+    )
     parser.add_argument("--recipe", default="albert-demo", metavar="NAME")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
     parser.add_argument(
@@ -24,7 +30,9 @@ def add(commands: Commands) -> None:
         metavar="FOLDER",
         help="with the recipe chat: go on from what another demo has kept, or from any run or model on this machine",
     )
-    parser.add_argument("--no-browser", action="store_true", help="do not open the live page")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="do not open the live page, and end after the last step"
+    )
     parser.set_defaults(call=run)
 
 

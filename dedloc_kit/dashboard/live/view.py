@@ -78,6 +78,7 @@ class RunView:
 
     def __init__(self, run: RunConfig, ledger: Path) -> None:
         self._run = run
+        self._total_steps = run.optimizer.total_steps
         self._recorded = Recorded(ledger)
         self._lock = threading.Lock()  # guards what events change; the ledger has its own
         self._peers: tuple[PeerSeen, ...] = ()
@@ -380,8 +381,11 @@ class RunView:
 
     def milestones(self) -> list[Milestone]:
         """What has been reached so far, oldest first."""
-        total = self._run.optimizer.total_steps
-        return self._recorded.read(lambda ledger: milestones(ledger, total)) or []
+        return self._recorded.read(lambda ledger: milestones(ledger, self._total_steps)) or []
+
+    def count_to(self, steps: int) -> None:
+        """Show these as the steps that the run takes, in place of those of its configuration."""
+        self._total_steps = steps
 
     def close(self) -> None:
         """Close the ledger."""
@@ -459,7 +463,7 @@ class RunView:
             "bottleneck": None if (seen := self._seen_pipeline()) is None else seen.bottleneck,
             "experts": None if self._run.experts is None else self._run.experts.count,
             "experts_held": None if (held := self._seen_experts()) is None else held.held,
-            "total_steps": self._run.optimizer.total_steps,
+            "total_steps": self._total_steps,
             "decay": self._decay(known["step"]),
             "global_batch": self._run.global_batch,
             "eta_seconds": max(0, self._run.global_batch - samples) / rate if rate > 0 else None,
@@ -484,7 +488,7 @@ class RunView:
         return schemas.Decaying(step=min(max(0, step + 1 - decay.start), decay.steps), steps=decay.steps)
 
     def _last_step(self) -> int:
-        return self._run.optimizer.total_steps if self._wanted.last_step is None else self._wanted.last_step
+        return self._total_steps if self._wanted.last_step is None else self._wanted.last_step
 
     def _status(self, step: int, volunteers: int) -> schemas.Status:
         if step >= self._last_step():

@@ -95,3 +95,12 @@ def test_the_page_shows_it_as_one_notice_as_long_as_it_holds(tmp_path: Path) -> 
     view.hear(Peers(peers=peers()))
     assert view.state().notices == [], "on one machine"
     view.close()
+
+
+def test_the_page_counts_to_the_steps_that_will_be_taken(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger.sqlite").close()
+    view = RunView(RUN, tmp_path / "ledger.sqlite")
+    assert view.state().total_steps == RUN.optimizer.total_steps
+    view.count_to(5)
+    assert view.state().total_steps == 5
+    view.close()
