@@ -9,40 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from dedloc_kit.cli.commands import (
-    api,
-    chat,
-    check,
-    dashboard,
-    decay,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    invite,
-    join,
-    launch,
-    login,
-    new,
-    notebook,
-    orders,
-    prepare,
-    revoke,
-    rewind,
-    serve,
-    status,
-)
-from dedloc_kit.display.console import complain, log_to_terminal, mention
-from dedloc_kit.errors import UserError
-from dedloc_kit.fetching import tell_downloads
-from dedloc_kit.machine.hidden_characters import check_pasted
-from dedloc_kit.version import __version__
+from dedloc_kit.cli.parsing import build
 
-COMMANDS = (
-    *(demo, new, prepare, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, notebook, serve, chat, api, dashboard, status, doctor, evaluate, export),
-)
-"""As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}
 """What the extra `organizer` installs: whoever only takes part does without."""
 _PASTED = {
@@ -53,29 +21,27 @@ _PASTED = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line; `command` in its result is the name of the command, None without one."""
-    parser = argparse.ArgumentParser(prog="dedloc", description="A community trains one model together.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
-    for command in COMMANDS:
-        command.add(commands)
-    return parser
+    """The whole command line, with the options of all commands."""
+    return build()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 a bug, 2 something that the person at the keyboard can put right."""
     _open_standard_streams()
-    commands = parser()
-    options = commands.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = build(words).parse_args(words)
     if options.command is None:
-        commands.print_help()
-        return 2
+        return int(options.call(options))
+    from dedloc_kit.display.console import complain, log_to_terminal, mention
+    from dedloc_kit.errors import UserError
+    from dedloc_kit.fetching import tell_downloads
+
     signal.signal(signal.SIGTERM, _interrupt)
     log_to_terminal()
     tell_downloads(mention)
     try:
         if options.command != "announce":  # which an empty text takes back
-            _check_none_empty(sys.argv[1:] if arguments is None else arguments)
+            _check_none_empty(words)
         _check_pasted(options)
         return int(options.call(options) or 0)
     except UserError as error:
@@ -94,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _check_none_empty(arguments: list[str]) -> None:
     """Raise UserError for an empty argument that is not an option's value: as a path it would be the current folder."""
+    from dedloc_kit.errors import UserError
+
     for before, given in pairwise(arguments):
         if not given.strip() and not before.startswith("-"):
             raise UserError(
@@ -103,6 +71,8 @@ def _check_none_empty(arguments: list[str]) -> None:
 
 def _check_pasted(options: argparse.Namespace) -> None:
     """Raise UserError if an address, or a name on the Hub, holds a character that is not seen."""
+    from dedloc_kit.machine.hidden_characters import check_pasted
+
     for name, value in vars(options).items():
         for text in value if isinstance(value, list) else [value]:
             pasted = name in _PASTED or (options.command, name) == ("serve", "what")

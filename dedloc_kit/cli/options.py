@@ -3,15 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
+if TYPE_CHECKING:
+    from dedloc_kit.run.config import RunConfig
 
 LAST_PORT = 65535
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
 INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
 
 
@@ -20,8 +17,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
 
 
-def run_of(options: argparse.Namespace) -> RunConfig:
+def run_of(options: argparse.Namespace) -> "RunConfig":
     """The run that the options of `add_run` name, with the hash of its picture model if it has one."""
+    from dedloc_kit.run.loading import load_run
+
     run = load_run(options.run, options.overrides)
     if "pictures" in run.task.options:
         from dedloc_kit.learning.models.picture_model.files import completed

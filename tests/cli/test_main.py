@@ -1,6 +1,5 @@
 """The `dedloc` command: what goes wrong is said in one line with the fix, and the exit code is 2."""
 
-import pkgutil
 import re
 import socket
 import subprocess
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.cli import commands
-from dedloc_kit.cli.main import COMMANDS, FOR_ORGANIZERS, main
+from dedloc_kit.cli.main import FOR_ORGANIZERS, main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.steering.orders import OrderBook
@@ -188,11 +186,6 @@ def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
 def test_without_a_command_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "volunteer this machine" in capsys.readouterr().out
-
-
-def test_every_file_of_the_commands_is_a_command() -> None:
-    files = {module.name for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}.")}
-    assert files == {command.__name__ for command in COMMANDS}
 
 
 def without(packages: set[str], statement: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dedloc_kit.cli.options import Commands, port, positive
+from dedloc_kit.cli.options import port, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.addresses import is_loopback
@@ -18,8 +18,7 @@ MIN_KEY = 16
 """Characters: a shorter one might be guessed."""
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("api", help="a served model over HTTP, for programs that speak OpenAI's API")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("invitation", metavar="INVITATION", help="to the swarm that serves the model")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0 lets others ask")
     parser.add_argument("--port", type=port, default=8001, help="0 takes a free one; default: %(default)s")
@@ -36,7 +35,6 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--at-once", type=positive, default=4, metavar="N", help="requests answered at a time; default: %(default)s"
     )
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

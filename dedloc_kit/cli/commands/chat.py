@@ -3,15 +3,14 @@
 import argparse
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, add_code, add_device, code_for
+from dedloc_kit.cli.options import add_code, add_device, code_for
 from dedloc_kit.display.console import mention
 from dedloc_kit.run.peer import PeerConfig
 
 OF_RUN = ("data", "task_module")
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("chat", help="talk with a model: a folder, a run, OWNER/NAME, or a served one")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Talk with a model. Ctrl-C stops an answer and not the chat; at an empty prompt a second one, or Ctrl-D, ends "
         "it. /help lists what else may be typed. Lines that come through a pipe are answered one after the other."
@@ -25,7 +24,6 @@ def add(commands: Commands) -> None:
     add_code(parser)
     add_device(parser)
     add_options(parser, PeerConfig, *OF_RUN)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

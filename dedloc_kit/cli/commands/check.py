@@ -4,14 +4,13 @@ import argparse
 from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, add_run, run_of
+from dedloc_kit.cli.options import add_run, run_of
 from dedloc_kit.run.peer import JoinOptions
 
 _TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("check", help="whether a run can work, what it takes, and how long")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Open a run's data, put one microbatch through its model on this machine, and predict how long a global step "
         "and the whole run take with these volunteers."
@@ -53,7 +52,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_options(parser, JoinOptions, *_TRIED_WITH)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

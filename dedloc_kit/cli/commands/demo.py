@@ -3,11 +3,10 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, positive
+from dedloc_kit.cli.options import positive
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("demo", help="a whole collaboration on this machine")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Train a small model with a coordinator and volunteers on this machine. In a terminal the live page stays open "
         "after the last step, until Ctrl-C."
@@ -33,7 +32,6 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--no-browser", action="store_true", help="do not open the live page, and end after the last step"
     )
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

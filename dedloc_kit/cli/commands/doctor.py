@@ -2,12 +2,11 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, port
+from dedloc_kit.cli.options import port
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("doctor", help="what keeps this machine from taking part, and how to fix it")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "where",
         nargs="?",
@@ -16,7 +15,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--port", type=port, default=8000, help="of the live page; default: %(default)s")
     parser.add_argument("--swarm-port", type=port, default=0, metavar="PORT", help="that others are to reach")
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from dedloc_kit.cli.options import Commands, add_device, positive, run_of
+from dedloc_kit.cli.options import add_device, positive, run_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
 from dedloc_kit.run.section import Section
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 SectionKind = TypeVar("SectionKind", bound=Section)
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("evaluate", help="score a trained model, also beside published ones")
+def add(parser: argparse.ArgumentParser) -> None:
     defaults, likelihood = Settings(), LikelihoodSettings()
     parser.description = (
         "Score a trained language model, also beside published ones, in one table: fine-tuned on a labelled dataset "
@@ -78,7 +77,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the result to this file")
     add_device(parser)
-    parser.set_defaults(call=run)
 
 
 def _defaults(key: str) -> str:

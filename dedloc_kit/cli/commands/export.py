@@ -4,15 +4,14 @@ import argparse
 from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, positive
+from dedloc_kit.cli.options import positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.run.peer import PeerConfig
 
 OF_RUN = ("data", "task_module")
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("export", help="write a trained model as other programs use it")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a trained model to a new folder: as transformers loads it, with tokenizer and model card, or as one "
         "file of GGUF for llama.cpp and ollama. A run's own folder has its newest best model in the first form "
@@ -33,7 +32,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--step", type=positive, metavar="N", help="of a run's folder the checkpoint of this step")
     add_options(parser, PeerConfig, *OF_RUN)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,17 +3,15 @@
 import argparse
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import INVITATION, Commands, add_code, code_for
+from dedloc_kit.cli.options import INVITATION, add_code, code_for
 from dedloc_kit.display.console import complain
 from dedloc_kit.run.peer import JoinOptions
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("join", help="volunteer this machine")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
     add_code(parser)
     add_options(parser, JoinOptions)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,16 +4,14 @@ import argparse
 from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, add_run, run_of
+from dedloc_kit.cli.options import add_run, run_of
 from dedloc_kit.run.peer import CoordinatorConfig, LaunchOptions, parsed
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("launch", help="start or resume a run as its coordinator")
+def add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_options(parser, LaunchOptions)
     add_options(parser, CoordinatorConfig)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> int:

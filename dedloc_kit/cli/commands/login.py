@@ -2,14 +2,12 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_folder_of_run
+from dedloc_kit.cli.options import add_folder_of_run
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("login", help="print the link with which you steer a run from its live page")
+def add(parser: argparse.ArgumentParser) -> None:
     add_folder_of_run(parser)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,12 +2,10 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("new", help="write the folder of a run to be, from a recipe")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a folder with run.toml, a page for the community and the notebooks. Without --recipe and --dataset it "
         "asks, in a terminal."
@@ -31,7 +29,6 @@ def add(commands: Commands) -> None:
     parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
     parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
     parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,17 +3,14 @@
 import argparse
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("notebook", help="write the notebooks in which volunteers join by running one cell")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "invitation", metavar="INVITATION", help="the coordinator's URL, as volunteers reach it, or an invitation file"
     )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

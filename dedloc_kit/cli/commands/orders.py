@@ -2,28 +2,19 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_folder_of_run
+from dedloc_kit.cli.options import add_folder_of_run
 from dedloc_kit.display.console import Console
 
-_ORDERS = (
-    ("pause", None, "let all volunteers of a run wait"),
-    ("resume", None, "let a run go on that was paused or finished"),
-    ("finish", None, "let a run end with the global step that is under way"),
-    ("kick", "PEER", "send a volunteer away, by its id or name as the live page shows it"),
-    ("readmit", "PEER", "let a volunteer come back that was kicked"),
-    ("announce", "TEXT", "show a message to all volunteers and viewers; an empty one removes it"),
-)
+_ABOUT = {"kick": "PEER", "readmit": "PEER", "announce": "TEXT"}
 
 
-def add(commands: Commands) -> None:
-    for name, about, help_text in _ORDERS:
-        parser = commands.add_parser(name, help=help_text)
-        if about is None:
-            parser.set_defaults(what="")
-        else:
-            parser.add_argument("what", metavar=about)
-        add_folder_of_run(parser)
-        parser.set_defaults(call=run)
+def add(parser: argparse.ArgumentParser) -> None:
+    about = _ABOUT.get(parser.prog.rpartition(" ")[2])
+    if about is None:
+        parser.set_defaults(what="")
+    else:
+        parser.add_argument("what", metavar=about)
+    add_folder_of_run(parser)
 
 
 def run(options: argparse.Namespace) -> None:

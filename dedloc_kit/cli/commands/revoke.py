@@ -2,17 +2,13 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_folder_of_run, add_person
+from dedloc_kit.cli.options import add_folder_of_run, add_person
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "revoke", help="withdraw the invitations of a person, or lock an account of the Hub out"
-    )
+def add(parser: argparse.ArgumentParser) -> None:
     add_person(parser)
     add_folder_of_run(parser)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,12 +2,11 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_folder_of_run
+from dedloc_kit.cli.options import add_folder_of_run
 from dedloc_kit.display.console import Console
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("rewind", help="let a run go on from an earlier checkpoint, for all who take part")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "step", metavar="STEP", help="of the checkpoint, of which the run's folder has some; 0: untrained"
     )
@@ -15,7 +14,6 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--rate", default="1", metavar="FACTOR", help="of the learning rate, such as 0.5; default: 1, as it was"
     )
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

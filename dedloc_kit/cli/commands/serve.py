@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, add_code, code_for
+from dedloc_kit.cli.options import add_code, code_for
 from dedloc_kit.errors import UserError
 from dedloc_kit.run.loading import local
 from dedloc_kit.run.peer import PageOptions, parsed
@@ -15,8 +15,7 @@ from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig
 NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("serve", help="serve a language model together: begin with a model, or join others")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="MODEL|INVITATION",
@@ -37,7 +36,6 @@ def add(commands: Commands) -> None:
         help="whether everybody may take part, or whom you invite with 'dedloc invite'",
     )
     add_options(begin, PageOptions)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from dedloc_kit.cli.options import INVITATION, Commands
+from dedloc_kit.cli.options import INVITATION
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count
 from dedloc_kit.serving.coverage import named
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT, SHOWN_AWAY = 20, 5, 5, 10
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("status", help="how a run is doing, or a model that is served")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

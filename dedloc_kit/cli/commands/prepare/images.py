@@ -2,13 +2,12 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_device, add_run
+from dedloc_kit.cli.options import add_device, add_run
 from dedloc_kit.display.console import Console
 from dedloc_kit.run.loading import load_run
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("images", help="measure a run's picture model, and make codes of its pictures")
+def add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
         "--shards",
@@ -24,7 +23,6 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--private", action="store_true", help="with --push: make private repositories")
     add_device(parser)
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import argparse
 
 from dedloc_kit.cli.generated import add_options, given
-from dedloc_kit.cli.options import Commands, add_run, positive
+from dedloc_kit.cli.options import add_run, positive
 from dedloc_kit.display.console import Console
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run
@@ -12,13 +12,11 @@ from dedloc_kit.run.peer import PeerConfig
 OF_RUN = ("task_module",)
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
+def add(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--characters", type=positive, metavar="N", help="of text to train on; default: 50 million")
     add_push(parser, "upload it to the Hub; one that is there is not trained")
     add_options(parser, PeerConfig, *OF_RUN)
-    parser.set_defaults(call=run)
 
 
 def add_push(parser: argparse.ArgumentParser, help: str) -> None:

@@ -3,21 +3,18 @@
 import argparse
 
 from dedloc_kit.cli.commands.prepare.tokenizer import add_push, pushed_tokenizer
-from dedloc_kit.cli.options import Commands, add_run
+from dedloc_kit.cli.options import add_run
 from dedloc_kit.display.console import Console
 from dedloc_kit.run.loading import load_run
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "tokens",
-        help="write a run's training data as token ids",
-        description="Write the training data as token ids to the folder 'tokens' beside RUN.toml, so that volunteers "
-        "need not tokenize. Train the tokenizer first if there is none. Once interrupted, the same command goes on.",
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the training data as token ids to the folder 'tokens' beside RUN.toml, so that volunteers need not "
+        "tokenize. Train the tokenizer first if there is none. Once interrupted, the same command goes on."
     )
     add_run(parser)
     add_push(parser, "upload the tokenizer to the Hub, and the token ids as a dataset of the same name")
-    parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,0 +1,67 @@
+"""The parser of the command line: one command is imported, all of them are listed under headings."""
+
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+
+from dedloc_kit.cli import commands
+from dedloc_kit.cli.main import main
+from dedloc_kit.cli.table import COMMANDS, Command
+
+SLOW = ("numpy", "pydantic", "rich", "torch", "hivemind", "transformers", "huggingface_hub", "requests")
+IMPORTED = """
+import contextlib, sys
+from dedloc_kit.cli.main import main
+with contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+print(*sys.modules)
+"""
+
+
+def leaves(below: Sequence[Command]) -> Iterator[Command]:
+    for command in below:
+        yield from leaves(command.below) if command.below else (command,)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of these arguments, which are wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_every_file_of_the_commands_is_a_command() -> None:
+    files = {each.name for each in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.") if not each.ispkg}
+    listed = {command.module or command.name for below in COMMANDS.values() for command in leaves(below)}
+    assert files == {f"{commands.__name__}.{name}" for name in listed}
+
+
+@pytest.mark.child
+@pytest.mark.parametrize(("arguments", "needed"), [(["--help"], set()), (["demo", "--help"], {"demo"})])
+def test_help_imports_the_command_that_is_named_and_nothing_slow(arguments: list[str], needed: set[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True)
+    imported = done.stdout.splitlines()[-1].split()
+    assert not {name.partition(".")[0] for name in imported} & {*SLOW}
+    assert {*re.findall(r"dedloc_kit\.cli\.commands\.(\S+)", " ".join(imported))} == needed
+
+
+def test_all_commands_stand_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr().out
+    titles = [*COMMANDS, "options"]
+    for title, following in pairwise(titles):
+        part = told.partition(f"\n{title}:\n")[2].partition(f"\n{following}:\n")[0]
+        assert re.findall(r"^  ([a-z-]+)", part, re.MULTILINE) == [command.name for command in COMMANDS[title]]
+
+
+def test_a_group_without_a_command_lists_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare"]) == 2
+    told = capsys.readouterr().out
+    assert told.startswith("usage: dedloc prepare [-h] COMMAND")
+    assert "tokenizer  train the tokenizer" in told
