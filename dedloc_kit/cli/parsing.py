@@ -1,13 +1,55 @@
 """The parser of the command line: it imports and builds those commands alone that it is asked for."""
 
 import argparse
+import difflib
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import Any
 
 from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.version import __version__
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes no abbreviations, and answers a word that it does not know with its usage and the nearest one."""
+
+    def __init__(self, *, prog: str, description: str | None = None) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Lines)
+        self.commands: tuple[Command, ...] = ()
+        """Of a group."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        self._check(words)
+        found, rest = super().parse_known_args(words, namespace)
+        if rest:
+            self.error(f"there is no place for {' '.join(map(repr, rest))[:200]}")
+        return found, rest
+
+    def _check(self, words: list[str]) -> None:
+        """Every option is known, and of a group the command."""
+        for word in words:
+            option = word.partition("=")[0]
+            if word == "--":
+                return
+            if word.startswith("--") and " " not in option and option not in self._option_string_actions:
+                known = [each for each in self._option_string_actions if each.startswith("--")]
+                (nearest,) = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
+                self.error(f"there is no option {option[:80]!r}; did you mean {nearest}?")
+            if self.commands and not word.startswith("-"):
+                if word not in [command.name for command in self.commands]:
+                    self.error(f"there is no command {word[:80]!r}; {self._nearest(word)}")
+                return
+
+    def _nearest(self, word: str) -> str:
+        lines = {each.name: f"{command.name} {each.name}" for command in self.commands for each in command.below}
+        lines |= {command.name: command.name for command in self.commands}
+        for name in difflib.get_close_matches(word, lines, n=1, cutoff=0.5):
+            return f"did you mean '{self.prog} {lines[name]}'?"
+        return f"'{self.prog} --help' lists all"
 
 
 def build(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -15,7 +57,7 @@ def build(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
     :param words: what was typed: only the command that it names has options; default: all commands have theirs
     """
-    parser = argparse.ArgumentParser(prog="dedloc", formatter_class=_Lines)
+    parser = Parser(prog="dedloc")
     parser.add_argument("--version", action="version", version=__version__)
     _add_below(parser, "A community trains one model together.", COMMANDS, _names(words))
     return parser
@@ -25,9 +67,7 @@ def _names(words: Sequence[str] | None) -> list[str] | None:
     return None if words is None else [word for word in words if not word.startswith("-")]
 
 
-def _add_below(
-    parser: argparse.ArgumentParser, about: str, headings: Mapping[str, Sequence[Command]], names: list[str] | None
-) -> None:
+def _add_below(parser: Parser, about: str, headings: Mapping[str, Sequence[Command]], names: list[str] | None) -> None:
     """Make a parser the one of a group: alone it prints its help, and its exit code is 2."""
 
     def show(_: argparse.Namespace) -> int:
@@ -36,11 +76,12 @@ def _add_below(
 
     parser.usage = f"{parser.prog} [-h] {'[--version] ' * (parser.prog == 'dedloc')}COMMAND ..."
     parser.description = "\n\n".join([about, *(_listed(title, commands) for title, commands in headings.items())])
+    parser.commands = tuple(each for commands in headings.values() for each in commands)
     parser.set_defaults(call=show, command=None)
     added = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog=parser.prog)
-    for command in (each for commands in headings.values() for each in commands):
+    for command in parser.commands:
         about = f"{command.help[0].upper()}{command.help[1:]}."
-        below = added.add_parser(command.name, description=about, formatter_class=_Lines)
+        below = added.add_parser(command.name, description=about)
         if names is not None and names[:1] != [command.name]:
             continue
         if command.below:

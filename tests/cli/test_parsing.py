@@ -65,3 +65,32 @@ def test_a_group_without_a_command_lists_its_own(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     assert told.startswith("usage: dedloc prepare [-h] COMMAND")
     assert "tokenizer  train the tokenizer" in told
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "said"),
+    [
+        ("join x --devicse cpu", "dedloc join", "no option '--devicse'; did you mean --devices?"),
+        ("join x --devicse=cpu", "dedloc join", "no option '--devicse'; did you mean --devices?"),
+        ("join --devicse", "dedloc join", "no option '--devicse'; did you mean --devices?"),
+        ("join x --client", "dedloc join", "no option '--client'; did you mean --client-mode?"),
+        ("prepare tokens x --psh y", "dedloc prepare tokens", "no option '--psh'; did you mean --push?"),
+        ("--versoin", "dedloc", "no option '--versoin'; did you mean --version?"),
+        ("status x y", "dedloc status", "no place for 'y'"),
+        ("jion x", "dedloc", "no command 'jion'; did you mean 'dedloc join'?"),
+        ("prepare tokenzier x", "dedloc prepare", "did you mean 'dedloc prepare tokenizer'?"),
+        ("tokenizer x", "dedloc", "no command 'tokenizer'; did you mean 'dedloc prepare tokenizer'?"),
+        ("qqqqqq", "dedloc", "no command 'qqqqqq'; 'dedloc --help' lists all"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_usage_and_the_nearest(
+    typed: str, usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(typed.split(), capsys)
+    assert told.startswith(f"usage: {usage} [-h]")
+    assert said in told
+
+
+def test_a_text_that_looks_like_an_option_is_one_only_if_it_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no place for '--a text'" in refused(["status", "x", "--a text"], capsys)
+    assert "there is no place for '--devicse'" in refused(["status", "x", "--", "--devicse"], capsys)
