@@ -104,7 +104,8 @@ class HostNews:
         if self._accused.news(tuple(sorted(found)), now):
             hosts = some([f"{peer} ({count} trainers)" for peer, count in found.items()], MAX_NAMED)
             yield (
-                f"trainers say that these hosts answer wrongly, or unlike others: {hosts}; 'dedloc kick' sends one away"
+                f"trainers say that these hosts answer wrongly, or unlike others: {hosts}; "
+                "'dedloc run kick' sends one away"
                 if found
                 else "no two trainers say any more that a host answers wrongly"
             )

@@ -74,7 +74,7 @@ def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Pa
     """
     hub.commits["datasets/us/corpus"] = [files_of(small_text())]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
-    dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
+    dedloc("init", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"
     change(run, changes)
     said = dedloc("prepare", "tokenizer", run, "--push", "us/tokenizer")
@@ -123,19 +123,19 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
             assert "ask the organizer for your personal code" in refused.problem
             for session in here.values():
                 wait_for(session, lambda now: now.session_samples > 0)
-            dedloc("pause", folder)
+            dedloc("run", "pause", folder)
             for session in here.values():
                 wait_for(session, lambda now: "the organizer has paused the run" in now.text)
-            dedloc("resume", folder)
-            dedloc("announce", "Well done so far!", folder)
+            dedloc("run", "resume", folder)
+            dedloc("run", "announce", folder, "Well done so far!")
             wait_for(here["alice"], lambda now: now.phase == "training" and now.announcement == "Well done so far!")
-            dedloc("kick", "bob", folder)
+            dedloc("run", "kick", folder, "bob")
             gone = wait_for(here["bob"], lambda now: now.over)
             assert gone.problem is not None
             assert "the organizer has sent this machine away" in gone.problem
             given = here["alice"].snapshot().session_samples
             wait_for(here["alice"], lambda now: now.session_samples > given)
-            dedloc("finish", folder)
+            dedloc("run", "finish", folder)
             thanked = wait_for(here["alice"], lambda now: now.over)
             assert thanked.phase == "finished"
         published = hub.files("us/model")
@@ -191,7 +191,7 @@ def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
             here = [volunteers.enter_context(volunteer(tmp_path, name)) for name in ("alice", "bob")]
             for session in here:
                 wait_for(session, lambda now: now.session_samples > 0)
-            dedloc("finish", folder)
+            dedloc("run", "finish", folder)
             for session in here:
                 assert wait_for(session, lambda now: now.over).phase == "finished"
         measured, evaluated = ledger.start(), ledger.first_and_last_evaluation()

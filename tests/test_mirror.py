@@ -46,7 +46,7 @@ def test_evaluations_come_with_their_samples(coordinator: Dashboard) -> None:
 def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
     coordinator: Dashboard, tmp_path: Path
 ) -> None:
-    mirror = ("dashboard", coordinator.url, "--port", "0", "--folder", tmp_path / "mirror")
+    mirror = ("mirror", coordinator.url, "--port", "0", "--folder", tmp_path / "mirror")
     with running(*mirror, folder=tmp_path, deadline=HANG) as command:
         command.wait_for("what it collects is in")
         told = command.said().splitlines()[0]
@@ -73,5 +73,5 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
 
 @pytest.mark.soak
 def test_a_mirror_of_nothing_is_refused_with_the_fix(tmp_path: Path) -> None:
-    done = dedloc("dashboard", tmp_path / "none", "--folder", tmp_path / "m", folder=tmp_path)
+    done = dedloc("mirror", tmp_path / "none", "--folder", tmp_path / "m", folder=tmp_path)
     assert_refused(done, "there is no invitation at")

@@ -22,7 +22,7 @@ from dedloc_kit.learning.task import create_task, parse_options
 from dedloc_kit.learning.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.organizer.new import PURPOSES
+from dedloc_kit.organizer.init import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run.config import RunConfig
 from dedloc_kit.run.loading import load_run

@@ -67,7 +67,7 @@ def main() -> int:
     place = ["--host", "0.0.0.0", "--port", os.environ.get("PORT", "7860"), "--folder", str(Path.home() / "mirror")]
     while True:
         install(invitation)  # the pin may have changed; while the coordinator is down, what is here will do
-        if serve([sys.executable, "-m", "dedloc_kit.cli", "dashboard", invitation, *place]) == 0:
+        if serve([sys.executable, "-m", "dedloc_kit.cli", "mirror", invitation, *place]) == 0:
             return 0
         time.sleep(PAUSE_SECONDS)  # it has said what is wrong
 

@@ -64,7 +64,7 @@ def revoke(folder: Path, name: str) -> None:
     """Withdraw somebody's invitations; raises UserError if there are none."""
     run, name = swarm_of(_invitation(folder)), name.lower()
     if run.access.who == "open":
-        raise UserError(f"{run.run_id} is open to all, nobody was invited; 'dedloc kick' sends a peer away")
+        raise UserError(f"{run.run_id} is open to all, nobody was invited; 'dedloc run kick' sends a peer away")
     with changed_book(folder) as book:
         if run.access.who == "invite" and name not in book["invited"]:
             known = ", ".join(sorted(book["invited"])) or "nobody so far"

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from itertools import pairwise
@@ -40,9 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     log_to_terminal()
     tell_downloads(mention)
     try:
-        if options.command != "announce":  # which an empty text takes back
+        if options.command != "run announce":  # which an empty text takes back
             _check_none_empty(words)
         _check_pasted(options)
+        _check_order(options, words)
         return int(options.call(options) or 0)
     except UserError as error:
         complain(str(error))
@@ -78,6 +80,20 @@ def _check_pasted(options: argparse.Namespace) -> None:
             pasted = name in _PASTED or (options.command, name) == ("serve", "what")
             if pasted and isinstance(text, str) and not Path(text).expanduser().exists():
                 check_pasted(f"'{text}'", text)
+
+
+def _check_order(options: argparse.Namespace, words: list[str]) -> None:
+    """Raise UserError with the right line if the run's folder does not come first, as it does in every command."""
+    from dedloc_kit.errors import UserError
+
+    second = getattr(options, getattr(options, "behind_folder", ""), None)
+    if not second or options.folder.is_dir() or not Path(second).is_dir():
+        return
+    places = [at for at, word in enumerate(words) if second == word or Path(word) == options.folder][-2:]
+    line = list(words)
+    for here, there in (places, places[::-1]):
+        line[here] = words[there]
+    raise UserError(f"the run's folder comes first: dedloc {shlex.join(line)}")
 
 
 def _open_standard_streams() -> None:

@@ -29,8 +29,13 @@ def run_of(options: argparse.Namespace) -> "RunConfig":
     return run
 
 
-def add_folder_of_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+def add_folder_of_run(parser: argparse.ArgumentParser, then: str = "") -> None:
+    """The run's folder, which comes first.
+
+    :param then: the argument behind it; where the two are swapped, the right line is told
+    """
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the run's folder, runs/RUN-ID")
+    parser.set_defaults(behind_folder=then)
 
 
 def add_person(parser: argparse.ArgumentParser) -> None:

@@ -182,7 +182,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     """The prediction in lines; the last one is what an organizer asked for."""
     steps = f"{run.optimizer.total_steps:,} global steps"
     if run.optimizer.schedule == "warmup-stable-decay":
-        steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
+        steps += " at most, or sooner by 'dedloc run cooldown' (without it the rate never falls)"
     rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     newcomers = (
         f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "

@@ -158,7 +158,7 @@ def launch(run: RunConfig, peer: CoordinatorConfig, page: PageSettings, options:
         _alerting(run, peer, 60.0 * options.stall_minutes, page.webhook, display) as alerts,
     ):
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
-            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
+            display.line(f"you have finished this run; to let it go on:  dedloc run resume {peer.folder}", "bold")
         if resume is None and (told := earlier_run(run, peer.folder)):
             display.line(told, "bold")
         if peer.regions is not None:
@@ -259,7 +259,7 @@ def _how_to_steer(url: str, folder: Path, display: RunDisplay) -> str:
     """The link that logs in the organizer, for the eyes at the terminal only: a log is read by others, too."""
     if display.console.is_terminal:
         return f"{Keys(folder).link(url)} (for you alone)"
-    return f"open the link that 'dedloc login {folder}' prints"
+    return f"open the link that 'dedloc run admin-link {folder}' prints"
 
 
 def _how_to_install(url: str) -> str:

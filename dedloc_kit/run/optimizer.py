@@ -20,8 +20,8 @@ class OptimizerConfig(Section):
     end_learning_rate: Annotated[float, Field(ge=0)] = 0.0
     """What the rate falls to after the warm-up."""
     schedule: Literal["linear", "cosine", "warmup-stable-decay"] = "linear"
-    """How it falls. `warmup-stable-decay`: not before the organizer says so (`dedloc decay`), and the run ends with
-    that."""
+    """How it falls. `warmup-stable-decay`: not before the organizer says so (`dedloc run cooldown`), and the run
+    ends with that."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5_000
     total_steps: PositiveInt = 125_000
     """Global steps after which the run is finished; with `warmup-stable-decay` at the latest."""

@@ -14,8 +14,8 @@ class AccessConfig(Section):
     """Who may join. Every peer of the run holds the others to it."""
 
     who: Literal["open", "invite", "hub"] = "open"
-    """`open`: whoever has the invitation. `invite`: whoever the organizer has given a personal code (`dedloc invite`).
-    `hub`: the accounts of the Hugging Face Hub below and the members of the organizations below."""
+    """`open`: whoever has the invitation. `invite`: whoever the organizer has given a personal code (`dedloc run
+    invite`). `hub`: the accounts of the Hugging Face Hub below and the members of the organizations below."""
     accounts: tuple[HubName, ...] = Field(default=(), max_length=1000, strict=False)  # not strict: a list will do
     """With `hub`."""
     organizations: tuple[HubName, ...] = Field(default=(), max_length=100, strict=False)

@@ -97,7 +97,7 @@ class Snapshot:
         """Which global step, in words."""
         if self.decay is None:
             return f"step {self.step + 1:,} of {self.total_steps:,}"
-        return f"decaying: step {min(self.step + 2 - self.decay.start, self.decay.steps):,} of {self.decay.steps:,}"
+        return f"cooldown: step {min(self.step + 2 - self.decay.start, self.decay.steps):,} of {self.decay.steps:,}"
 
     @property
     def over(self) -> bool:

@@ -157,7 +157,7 @@ class Alerts:
             self._begin(
                 "loss",
                 f"the training loss is {loss:.4g} at global step {step}, after about {median:.4g} in the steps before; "
-                "if it stays up, go back to an earlier checkpoint with 'dedloc rewind STEP'",
+                "if it stays up, go back to an earlier checkpoint with 'dedloc run rollback RUN STEP'",
             )
         else:
             self._end("loss", f"the training loss is down again, at {loss:.4g} with global step {step}")
@@ -165,7 +165,7 @@ class Alerts:
     def _seen(self, peers: Peers, now: float) -> None:
         self._volunteers = sum(not peer.follower for peer in peers.peers)
         if peers.problem:
-            back = f"dedloc rewind STEP {self._folder} --rate 0.5"
+            back = f"dedloc run rollback {self._folder} STEP --rate 0.5"
             self._begin("divergence", f"{peers.problem}; go back to the checkpoint of an earlier STEP with: {back}")
         else:
             self._end("divergence", "nothing tells any more that the training has diverged")
@@ -188,7 +188,7 @@ class Alerts:
         found = accused(stages)
         if self._accused.news(tuple(sorted(peer.peer for _, peer in found)), now):
             worst = [f"{peer.peer} at stage {number} ({peer.accusers} drivers)" for number, peer in found]
-            kick = f"'dedloc kick PEER {self._folder}' sends one away"
+            kick = f"'dedloc run kick {self._folder} PEER' sends one away"
             says = f"drivers say that these stage peers answer wrongly: {some(worst, MAX_NAMED)}; {kick}"
             self._raise("stages", says if found else "no two drivers say any more that a stage peer answers wrongly")
 

@@ -21,14 +21,14 @@ _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
 def give(order: str, folder: Path, what: str) -> str:
     """Give an order to the run in this folder and say what happens now. Raises UserError if it cannot be given.
 
-    :param what: of kick and readmit a peer's id or name or how one of them begins, of announce the text
+    :param what: of kick and unban a peer's id or name or how one of them begins, of announce the text
     """
     check_folder(folder)
     book = OrderBook(folder)
     match order:
         case "pause":
             book.pause()
-            return f"the run pauses within seconds; volunteers wait. Go on with: dedloc resume {folder}"
+            return f"the run pauses within seconds; volunteers wait. Go on with: dedloc run resume {folder}"
         case "resume":
             book.resume()
             return "the run goes on within seconds, if its coordinator is up"
@@ -36,23 +36,26 @@ def give(order: str, folder: Path, what: str) -> str:
             book.finish()
             return (
                 "the run ends with the global step that is under way; then the volunteers are thanked and the model is "
-                f"kept. To let it go on after all: dedloc resume {folder}"
+                f"kept. To let it go on after all: dedloc run resume {folder}"
             )
         case "kick":
             peer, name = find_peer(what, known_peers(folder))
             if peer == own_id(folder):
                 raise UserError(
-                    f"{_called(peer, name)} is the coordinator itself; to end the run: dedloc finish {folder}"
+                    f"{_called(peer, name)} is the coordinator itself; to end the run: dedloc run finish {folder}"
                 )
             book.kick(peer, name)
-            return f"{_called(peer, name)} is kicked. To let it come back: dedloc readmit {peer} {folder}"
-        case "readmit":
+            return f"{_called(peer, name)} is kicked. To let it come back: dedloc run unban {folder} {peer}"
+        case "unban":
             peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
-            book.readmit(peer, name)
+            book.unban(peer, name)
             return f"{_called(peer, name)} may come back"
         case "checkpoint":
             book.checkpoint()
-            return "a checkpoint is written within seconds, unless there is one of this global step"
+            return (
+                f"a checkpoint is written to {folder / 'checkpoints'} within seconds, if the coordinator is up and "
+                "has none of this global step"
+            )
         case _:
             book.announce(what)
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
@@ -102,19 +105,21 @@ def decay(folder: Path, steps: str) -> str:
     if settings.schedule != "warmup-stable-decay":
         raise UserError(
             f"the learning rate of this run falls by itself (optimizer.schedule is '{settings.schedule}'); only one "
-            f"with 'warmup-stable-decay' waits for this order. To end this run: dedloc finish {folder}"
+            f"with 'warmup-stable-decay' waits for this order. To end this run: dedloc run finish {folder}"
         )
     book, newest = OrderBook(folder), max([*_kept(folder), _last_step(folder)])
     orders = book.read()
     if orders.decay is not None:
         raise UserError(
-            f"a decay over {orders.decay.steps} global steps was ordered after step {orders.decay.after}, and a run "
+            f"a cooldown over {orders.decay.steps} global steps was ordered after step {orders.decay.after}, and a run "
             "has one; to go on from before it: dedloc launch RUN.toml --resume CHECKPOINT --folder NEW"
         )
     _await_rewind(folder)
     left = settings.total_steps - newest
     if left < 1:
-        raise UserError(f"the run is over: global step {newest} was its last one; decay before optimizer.total_steps")
+        raise UserError(
+            f"the run is over: global step {newest} was its last one; order the cooldown before optimizer.total_steps"
+        )
     wanted = int(steps) if steps.isdecimal() and len(steps) < 16 else 0
     if not 1 <= wanted <= left:
         raise UserError(
@@ -133,7 +138,7 @@ def _await_rewind(folder: Path) -> None:
     before = pending_rewind(folder)
     if before is not None:
         raise UserError(
-            f"the rewind to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
+            f"the rollback to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
             "global step, once the coordinator is up"
         )
 

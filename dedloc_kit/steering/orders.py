@@ -28,7 +28,7 @@ _LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
 _log = logging.getLogger(__name__)
 
-Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint", "rewind", "decay"]
+Order = Literal["pause", "resume", "finish", "kick", "unban", "announce", "checkpoint", "rewind", "decay"]
 
 
 class Kicked(Record):
@@ -125,7 +125,7 @@ class OrderBook:
 
         def paused(orders: Orders) -> Orders:
             if orders.finish:
-                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+                raise UserError("the run has been finished; 'dedloc run resume RUN' lets it go on")
             return orders.model_copy(update={"paused": True})
 
         return self._give("pause", "", paused)
@@ -156,14 +156,14 @@ class OrderBook:
 
         return self._give("kick", f"{name} ({peer})" + (f": {why}" if why else ""), kicked)
 
-    def readmit(self, peer: str, name: str) -> Orders:
+    def unban(self, peer: str, name: str) -> Orders:
         """Let a peer come back that was kicked."""
 
-        def readmitted(orders: Orders) -> Orders:
+        def unbanned(orders: Orders) -> Orders:
             kept = tuple(kicked for kicked in orders.kicked if kicked.peer != peer)
             return orders.model_copy(update={"kicked": kept})
 
-        return self._give("readmit", f"{name} ({peer})", readmitted)
+        return self._give("unban", f"{name} ({peer})", unbanned)
 
     def announce(self, text: str) -> Orders:
         """Show a message to everyone, or no longer any if it is empty."""
@@ -183,7 +183,7 @@ class OrderBook:
 
         def rewound(orders: Orders) -> Orders:
             if orders.finish:
-                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+                raise UserError("the run has been finished; 'dedloc run resume RUN' lets it go on")
             lifted = orders.decay is not None and checkpoint <= orders.decay.after
             order = Rewinding(checkpoint=checkpoint, rate=rate, after=after)
             return orders.model_copy(update={"rewind": order, "decay": None if lifted else orders.decay})
@@ -196,7 +196,7 @@ class OrderBook:
 
         def decayed(orders: Orders) -> Orders:
             if orders.finish:
-                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+                raise UserError("the run has been finished; 'dedloc run resume RUN' lets it go on")
             return orders.model_copy(update={"decay": Decaying(steps=steps, after=after)})
 
         return self._give("decay", f"over {steps} steps", decayed)

@@ -234,12 +234,12 @@ def test_a_name_that_was_never_invited_cannot_be_revoked_and_the_others_are_told
 def test_the_command_prints_a_code_and_a_folder_without_a_run_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["invite", "alice", str(folder), "--days", "7"]) == 0
+    assert main(["run", "invite", str(folder), "alice", "--days", "7"]) == 0
     told, code = capsys.readouterr().out.strip().splitlines()
     assert "alice" in told
     assert Office(BY_CODE, folder, ORGANIZER).invited(code).name == "alice"
-    assert main(["revoke", "alice", str(folder)]) == 0
-    assert main(["invite", "alice", str(tmp_path)]) == 2
+    assert main(["run", "revoke", str(folder), "alice"]) == 0
+    assert main(["run", "invite", str(tmp_path), "alice"]) == 2
     assert "launch it first" in capsys.readouterr().err
 
 

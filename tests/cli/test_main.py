@@ -40,7 +40,7 @@ def taken_port() -> Iterator[int]:
 def test_what_the_documents_say_of_a_command_is_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
     pages = [root / "README.md", *(page for folder in ("docs", "recipes") for page in (root / folder).rglob("*.md"))]
-    said = re.compile(r"(?:^|`|\$ )dedloc ((?:prepare )?[a-z]+)([^`\n#]*)", re.MULTILINE)
+    said = re.compile(r"(?:^|`|\$ )dedloc ((?:(?:prepare|run) )?[a-z-]+)([^`\n#]*)", re.MULTILINE)
     found = [(page.name, *each) for page in pages for each in said.findall(page.read_text(encoding="utf-8"))]
     assert len(found) > 100
     helped = dict[str, str]()
@@ -61,7 +61,14 @@ def test_what_the_documents_say_of_a_command_is_what_it_takes(capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     "arguments",
-    [["join", ""], ["join", " "], ["check", ""], ["serve", ""], ["launch", "--port", "0", ""], ["invite", "alice", ""]],
+    [
+        ["join", ""],
+        ["join", " "],
+        ["check", ""],
+        ["serve", ""],
+        ["launch", "--port", "0", ""],
+        ["run", "kick", "alice", ""],
+    ],
 )
 def test_an_empty_argument_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
@@ -156,11 +163,11 @@ def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_a_run_is_paused_and_goes_on_by_its_folder_and_another_folder_is_refused(tmp_path: Path) -> None:
-    assert_refused(dedloc("pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
+    assert_refused(dedloc("run", "pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
     (tmp_path / "invitation.json").touch()
-    assert dedloc("pause", tmp_path, folder=tmp_path).returncode == 0
+    assert dedloc("run", "pause", tmp_path, folder=tmp_path).returncode == 0
     assert OrderBook(tmp_path).read().paused
-    assert dedloc("resume", tmp_path, folder=tmp_path).returncode == 0
+    assert dedloc("run", "resume", tmp_path, folder=tmp_path).returncode == 0
     assert not OrderBook(tmp_path).read().paused
 
 
@@ -170,8 +177,8 @@ def test_a_volunteer_is_kicked_by_the_name_that_the_dashboard_shows(tmp_path: Pa
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.adopt(Contributor(peer, name, 1, 1, 0.0, 0.0) for peer, name in (("QmA", "Anna"), ("QmB", "Anand")))
     ledger.close()
-    assert_refused(dedloc("kick", "An", tmp_path, folder=tmp_path), "2 peers", "Anna (QmA)", "Anand (QmB)")
-    assert dedloc("kick", "anna", tmp_path, folder=tmp_path).returncode == 0
+    assert_refused(dedloc("run", "kick", tmp_path, "An", folder=tmp_path), "2 peers", "Anna (QmA)", "Anand (QmB)")
+    assert dedloc("run", "kick", tmp_path, "anna", folder=tmp_path).returncode == 0
     assert [(kicked.peer, kicked.name) for kicked in OrderBook(tmp_path).read().kicked] == [("QmA", "Anna")]
 
 
@@ -195,7 +202,7 @@ def without(packages: set[str], statement: str, *arguments: str) -> subprocess.C
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("command", [("launch", "run.toml"), ("demo",), ("dashboard", "http://127.0.0.1:9")])
+@pytest.mark.parametrize("command", [("launch", "run.toml"), ("demo",), ("mirror", "http://127.0.0.1:9")])
 def test_a_command_for_organizers_says_what_to_install_where_it_is_missing(command: tuple[str, ...]) -> None:
     result = without(FOR_ORGANIZERS, "from dedloc_kit.cli.main import main; sys.exit(main(sys.argv[1:]))", *command)
     assert_refused(result, command[0], "which only organizers install; run pip install 'dedloc_kit[organizer]'")
@@ -206,7 +213,7 @@ def test_whoever_only_takes_part_needs_nothing_that_organizers_install() -> None
     roles = "from dedloc_kit import worker; from dedloc_kit.roles import volunteer, collector, rehearsal"
     session = "from dedloc_kit.session import display; from dedloc_kit.notebook import generate, join, panel"
     before = (
-        "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, new, prepare, prepare_tokens"
+        "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, init, prepare, prepare_tokens"
     )
     result = without(FOR_ORGANIZERS, f"{roles}; {session}; {before}")
     assert result.returncode == 0, result.stderr
@@ -223,7 +230,7 @@ def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:
     assert_refused(dedloc("demo", "--recipe", "none", folder=tmp_path), "there is no recipe 'none'", "albert-demo")
 
 
-@pytest.mark.parametrize("command", ["launch run.toml", "doctor", "api x", "dashboard x", "serve x"])
+@pytest.mark.parametrize("command", ["launch run.toml", "doctor", "api x", "mirror x", "serve x"])
 @pytest.mark.parametrize("port", ["65536", "99999", "-1", "8000.0", "٨"])
 def test_a_port_that_cannot_be_is_refused(command: str, port: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

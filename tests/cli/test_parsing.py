@@ -2,16 +2,19 @@
 
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from dedloc_kit.cli import commands
 from dedloc_kit.cli.main import main
 from dedloc_kit.cli.table import COMMANDS, Command
+from dedloc_kit.steering.orders import OrderBook
 
 SLOW = ("numpy", "pydantic", "rich", "torch", "hivemind", "transformers", "huggingface_hub", "requests")
 IMPORTED = """
@@ -94,3 +97,41 @@ def test_an_unknown_word_is_answered_with_the_usage_and_the_nearest(
 def test_a_text_that_looks_like_an_option_is_one_only_if_it_is_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no place for '--a text'" in refused(["status", "x", "--a text"], capsys)
     assert "there is no place for '--devicse'" in refused(["status", "x", "--", "--devicse"], capsys)
+
+
+def test_at_most_twenty_names_stand_at_the_top() -> None:
+    names = [command.name for commands in COMMANDS.values() for command in commands]
+    assert len(names) == len({*names}) <= 20
+
+
+@pytest.mark.parametrize(
+    ("behind", "line"),
+    [
+        ("kick bob RUN", "kick RUN bob"),
+        ("announce 'Half way!' RUN", "announce RUN 'Half way!'"),
+        ("rollback 1200 RUN --rate 0.5", "rollback RUN 1200 --rate 0.5"),
+        ("rollback --rate 0.5 1200 RUN", "rollback --rate 0.5 RUN 1200"),
+        ("invite alice RUN", "invite RUN alice"),
+        ("revoke alice RUN", "revoke RUN alice"),
+    ],
+)
+def test_arguments_that_are_swapped_are_answered_with_the_right_line(
+    behind: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "our run")
+    (tmp_path / "our run").mkdir()
+    assert main(["run", *(folder if word == "RUN" else word for word in shlex.split(behind))]) == 2
+    right = line.replace("RUN", shlex.quote(folder))
+    assert capsys.readouterr().err == f"dedloc: the run's folder comes first: dedloc run {right}\n"
+
+
+def test_an_empty_text_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "announce", str(tmp_path / "none"), ""]) == 2
+    assert "none is not the folder of a run" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_ordered_and_its_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "invitation.json").touch()
+    assert main(["run", "checkpoint", str(tmp_path)]) == 0
+    assert f"a checkpoint is written to {tmp_path / 'checkpoints'} within seconds" in capsys.readouterr().out
+    assert OrderBook(tmp_path).read().checkpoint > 0

@@ -83,7 +83,7 @@ def test_who_was_sent_away_with_a_reason_is_in_the_ledger_until_the_organizer_le
         book.kick("QmByHand", "bo")
         book.kick("QmMallory", "mallory", "it lied (global step 3)")
         wait_until(lambda: ledger.sent_away() == {"QmMallory"}, "whom a check sent away is not in the ledger")
-        book.readmit("QmMallory", "mallory")
+        book.unban("QmMallory", "mallory")
         wait_until(lambda: ledger.sent_away() == set(), "it is still away")
         count, (conviction,) = ledger.convictions()
         assert (count, conviction.name, conviction.why) == (1, "mallory", "it lied (global step 3)")

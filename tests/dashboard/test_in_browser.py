@@ -769,7 +769,7 @@ def test_numbers_run_up_where_motion_is_welcome(
 def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/organizer")
     expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
-    expect(page.locator("main")).to_contain_text("dedloc login FOLDER")
+    expect(page.locator("main")).to_contain_text("dedloc run admin-link RUN")
     assert page.get_by_role("button", name="Pause").count() == 0
 
 
@@ -798,7 +798,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name="Send away: Rabi").click()
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
-    expect(page.get_by_text("readmit: ")).to_be_visible()
+    expect(page.get_by_text("unban: ")).to_be_visible()
     expect(page.locator("li small").get_by_text(f"it lied {MARKUP}")).to_be_visible()
     expect(page.locator("li small").get_by_text(f"evidence/17-{peer_id(3)}.jsonl")).to_be_visible()
     dialog = page.get_by_role("dialog")
@@ -813,19 +813,19 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     dialog.get_by_role("button", name="Let it in").click()
     expect(page.get_by_role("button", name=f"Let in again: {NAMES[3]}")).to_have_count(0)
     assert OrderBook(path.parent).read().kicked == ()
-    page.get_by_role("button", name="Decay").click()
+    page.get_by_role("button", name="Cooldown").click()
     assert barriers(page) == []
     photograph(page, "dashboard-organizer-decay")
     dialog.get_by_role("button", name="Let it fall").click()  # over how many steps is not said yet
     dialog.get_by_role("button", name="Not yet").click()
     expect(dialog).to_be_hidden()
     assert OrderBook(path.parent).read().decay is None
-    page.get_by_role("button", name="Decay").click()
+    page.get_by_role("button", name="Cooldown").click()
     dialog.get_by_label("Over so many global steps").fill("20")
     dialog.get_by_role("button", name="Let it fall").click()
     falling = page.get_by_text("from the next global step on, over 20 steps. Then it ends.")
     expect(falling).to_be_visible()
-    expect(page.get_by_role("button", name="Decay")).to_be_disabled()
+    expect(page.get_by_role("button", name="Cooldown")).to_be_disabled()
     decay = OrderBook(path.parent).read().decay
     assert decay is not None
     assert decay.steps == 20
@@ -845,7 +845,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     assert ordered is not None
     assert (ordered.checkpoint, ordered.rate) == (2, 0.5)
     expect(falling).to_be_hidden()  # who goes back to before it takes it back
-    expect(page.get_by_role("button", name="Decay")).to_be_enabled()
+    expect(page.get_by_role("button", name="Cooldown")).to_be_enabled()
     page.get_by_role("button", name="Finish the run").click()
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")

@@ -302,7 +302,7 @@ def test_while_the_learning_rate_falls_its_steps_are_counted_and_with_them_the_r
         told.append((state["decay"]["step"], state["decay"]["steps"], state["status"]))
     assert told == [(max(0, step - 2), 4, "training" if step < 6 else "finished") for step in range(1, 7)]
     assert main(["status", dashboard.url]) == 0
-    assert "decaying: step 4 of 4" in capsys.readouterr().out
+    assert "cooldown: step 4 of 4" in capsys.readouterr().out
 
 
 def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> None:

@@ -111,7 +111,7 @@ def test_without_a_home_nothing_is_started(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.soak
 def test_a_command_whose_standard_input_is_closed_says_what_it_would_have_asked(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m dedloc_kit.cli new run <&-"
+    command = f"{sys.executable} -m dedloc_kit.cli init run <&-"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "say which recipe with --recipe" in done.stderr

@@ -71,7 +71,7 @@ def test_a_volunteer_sees_the_run_the_batch_and_what_they_gave() -> None:
 
 
 def test_while_the_learning_rate_falls_its_steps_are_shown() -> None:
-    assert "decaying: step 5 of 50" in words_of(shown(snapshot(decay=Decay(start=1201, steps=50))))
+    assert "cooldown: step 5 of 50" in words_of(shown(snapshot(decay=Decay(start=1201, steps=50))))
 
 
 def test_the_bar_shows_my_part_and_that_of_the_others() -> None:

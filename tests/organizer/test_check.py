@@ -76,7 +76,10 @@ def test_how_far_a_weekend_gets_is_said_and_of_a_run_that_waits_for_its_decay_th
     steady = {"schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
     waits, falls = (tiny_run(optimizer=steady | changes) for changes in ({}, {"schedule": "linear"}))
     assert "a weekend     86,400 global steps in 48 hours" in describe_prediction(waits, predicted)
-    assert "for 1,000 global steps at most, or sooner by 'dedloc decay'" in describe_prediction(waits, predicted)[-1]
+    assert (
+        "for 1,000 global steps at most, or sooner by 'dedloc run cooldown'"
+        in describe_prediction(waits, predicted)[-1]
+    )
     assert "for 1,000 global steps, if so many" in describe_prediction(falls, predicted)[-1]
 
 

@@ -108,7 +108,7 @@ def test_a_spike_is_told_once_when_it_comes_and_once_when_it_is_over(watched: Wa
     (spike,) = watched.told
     assert spike.kind == "loss"
     assert "7.5 at global step 31, after about 2.01" in spike.text
-    assert "dedloc rewind" in spike.text
+    assert "dedloc run rollback" in spike.text
     watched.do_step(2.0)
     watched.do_step(2.0)
     assert watched.texts()[1:] == ["the training loss is down again, at 2 with global step 34"]
@@ -244,7 +244,8 @@ def test_a_training_that_has_diverged_is_told_once_with_the_way_out_and_when_it_
     begun, over = watched.told
     assert begun.kind == over.kind == "divergence"
     assert begun.text.startswith("the training has diverged: so; ")
-    assert "dedloc rewind STEP" in begun.text
+    assert "dedloc run rollback" in begun.text
+    assert "STEP --rate 0.5" in begun.text
     assert "nothing tells any more that the training has diverged" in over.text
 
 
@@ -286,7 +287,7 @@ def test_who_answers_wrongly_as_one_driver_says_is_no_alert_and_as_two_say_is_on
     assert wait_with(watched, accusing(1, *everyone), 300) == []
     (told,) = wait_with(watched, accusing(2, "Qm5"), 300)
     assert told.startswith(
-        "drivers say that these stage peers answer wrongly: Qm5 at stage 1 (2 drivers); 'dedloc kick"
+        "drivers say that these stage peers answer wrongly: Qm5 at stage 1 (2 drivers); 'dedloc run kick"
     )
     (told,) = wait_with(watched, accusing(2, *everyone), 300)
     assert "Qm2 at stage 2 (2 drivers) and 5 more;" in told

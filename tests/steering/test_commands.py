@@ -58,15 +58,15 @@ def test_every_order_is_given_and_answered_with_what_happens_now(tmp_path: Path)
     book = OrderBook(tmp_path)
     assert "volunteers wait" in give("pause", tmp_path, "")
     assert book.read().paused
-    assert "dedloc resume" in give("finish", tmp_path, "")
+    assert "dedloc run resume" in give("finish", tmp_path, "")
     assert book.read().finish
     assert "goes on" in give("resume", tmp_path, "")
     assert "see it" in give("announce", tmp_path, "Half way!")
-    assert f"dedloc readmit {WHOLE}" in give("kick", tmp_path, WHOLE)
+    assert f"dedloc run unban {tmp_path} {WHOLE}" in give("kick", tmp_path, WHOLE)
     assert book.read().kicked_peers == {WHOLE}
-    assert "may come back" in give("readmit", tmp_path, WHOLE)
+    assert "may come back" in give("unban", tmp_path, WHOLE)
     assert "is gone" in give("announce", tmp_path, "")
-    orders = ["announce", "readmit", "kick", "announce", "resume", "finish", "pause"]
+    orders = ["announce", "unban", "kick", "announce", "resume", "finish", "pause"]
     assert [given.order for given in book.given()] == orders
 
 
@@ -90,7 +90,7 @@ def test_who_came_and_has_given_nothing_yet_is_known_too(tmp_path: Path) -> None
 def test_the_coordinator_itself_cannot_be_kicked(tmp_path: Path) -> None:
     (tmp_path / "invitation.json").touch()
     remember(tmp_path, SwarmMemory(run_id="r", peer=WHOLE))
-    with pytest.raises(UserError, match="dedloc finish"):
+    with pytest.raises(UserError, match="dedloc run finish"):
         give("kick", tmp_path, WHOLE)
 
 
@@ -111,7 +111,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
 def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
     assert "takes over the state of step 2, with 0.5 times" in rewind(running, "2", "0.5")
     assert OrderBook(running).read().rewind == Rewinding(checkpoint=2, rate=0.5, after=5)
-    with pytest.raises(UserError, match="the rewind to step 2 that was ordered before is not done yet"):
+    with pytest.raises(UserError, match="the rollback to step 2 that was ordered before is not done yet"):
         rewind(running, "4", "1")
     ledger = Ledger(running / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
@@ -143,7 +143,7 @@ def test_what_no_rewind_can_be_is_said_in_one_line(running: Path, step: str, rat
 
 def test_a_run_that_is_not_up_or_finished_does_not_go_back(running: Path, tmp_path: Path) -> None:
     give("finish", running, "")
-    with pytest.raises(UserError, match="dedloc resume"):
+    with pytest.raises(UserError, match="dedloc run resume"):
         rewind(running, "2", "1")
     (running / "lock").unlink()
     with pytest.raises(UserError, match="is not running; start it with 'dedloc launch'"):
@@ -159,7 +159,7 @@ def waits_to_decay(folder: Path, schedule: str = "warmup-stable-decay") -> None:
 def test_a_decay_is_ordered_once_and_not_while_a_rewind_is_to_be_done(running: Path) -> None:
     waits_to_decay(running)
     rewind(running, "2", "1")
-    with pytest.raises(UserError, match="the rewind to step 2 that was ordered before is not done yet"):
+    with pytest.raises(UserError, match="the rollback to step 2 that was ordered before is not done yet"):
         decay(running, "3")
     ledger = Ledger(running / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
@@ -167,7 +167,7 @@ def test_a_decay_is_ordered_once_and_not_while_a_rewind_is_to_be_done(running: P
     assert "over 3 steps; then the run ends" in decay(running, "3")
     assert OrderBook(running).read().decay == Decaying(steps=3, after=6)
     with pytest.raises(
-        UserError, match="a decay over 3 global steps was ordered after step 6, and a run has one; to go"
+        UserError, match="a cooldown over 3 global steps was ordered after step 6, and a run has one; to go"
     ):
         decay(running, "2")
 
@@ -183,11 +183,11 @@ def test_what_no_number_of_steps_can_be_is_said_with_how_many_are_left(running: 
 
 def test_a_run_that_is_over_or_has_another_schedule_does_not_decay(running: Path) -> None:
     waits_to_decay(running, "linear")
-    with pytest.raises(UserError, match=r"optimizer\.schedule is 'linear'.*dedloc finish"):
+    with pytest.raises(UserError, match=r"optimizer\.schedule is 'linear'.*dedloc run finish"):
         decay(running, "3")
     waits_to_decay(running)
     give("finish", running, "")
-    with pytest.raises(UserError, match="dedloc resume"):
+    with pytest.raises(UserError, match="dedloc run resume"):
         decay(running, "3")
     give("resume", running, "")
     ledger = Ledger(running / "ledger.sqlite")
@@ -228,7 +228,7 @@ def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reope
 
     with ExitStack() as at_last:
         with launched(tmp_path) as lines:
-            assert any("dedloc login" in line for line in lines)
+            assert any("dedloc run admin-link" in line for line in lines)
             assert not any("key=" in line for line in lines), "the link is for the eyes at a terminal only"
             invitation = Invitation.parse((folder / "invitation.json").read_text())
             volunteer = Peer(
@@ -257,7 +257,7 @@ def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reope
             last = folder / "checkpoints" / f"step-{end.step:08d}.safetensors"
             wait_until(last.exists, "the last step is not kept")
         with launched(tmp_path) as lines:
-            assert any("you have finished this run" in line and "dedloc resume" in line for line in lines)
+            assert any("you have finished this run" in line and "dedloc run resume" in line for line in lines)
             wait_until(lambda: status() == "finished", "the page does not say so")
             give("resume", folder, "")
             wait_until(lambda: status() == "waiting for volunteers", "it is not open again")

@@ -32,7 +32,7 @@ def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
     assert orders.announcement.text == "Thanks to all!"
     assert orders.kicked_peers == {"QmOne"}
     book.announce("")
-    book.readmit("QmOne", "Mallory")
+    book.unban("QmOne", "Mallory")
     assert in_force.current() == Orders()
 
 
@@ -40,7 +40,7 @@ def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> N
     book = OrderBook(tmp_path)
     book.pause()
     assert book.finish() == Orders(finish=True), "a paused run could not do its last step"
-    with pytest.raises(UserError, match="dedloc resume"):
+    with pytest.raises(UserError, match="dedloc run resume"):
         book.pause()
     assert book.resume() == Orders()
 
@@ -51,7 +51,7 @@ def test_a_decay_stands_until_the_run_goes_back_to_a_state_from_before_it(tmp_pa
     assert book.rewind(121, 1.0, after=130).decay == Decaying(steps=40, after=120), "its own steps may be in there"
     assert book.rewind(120, 1.0, after=140).decay is None
     book.finish()
-    with pytest.raises(UserError, match="dedloc resume"):
+    with pytest.raises(UserError, match="dedloc run resume"):
         book.decay(40, after=150)
     assert book.read().decay is None
 
@@ -62,7 +62,7 @@ def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: P
     book.pause()
     book.pause()
     book.announce("Half way!")
-    book.readmit("QmNobody", "")
+    book.unban("QmNobody", "")
     (tmp_path / "orders.jsonl").open("a").write('{"half a li')
     assert [(given.order, given.text) for given in book.given()] == [("announce", "Half way!"), ("pause", "")]
     assert [given.order for given in book.given(most=1)] == ["announce"]

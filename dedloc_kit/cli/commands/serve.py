@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--access",
         choices=["open", "invite"],
         default="open",
-        help="whether everybody may take part, or whom you invite with 'dedloc invite'",
+        help="whether everybody may take part, or whom you invite with 'dedloc run invite'",
     )
     add_options(begin, PageOptions)
 

@@ -38,7 +38,7 @@ def _show_run(state: "RunState", invitation: str, console: Console) -> None:
 
     console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
     if state.decay is not None:
-        console.print(f"decaying: step {state.decay.step} of {state.decay.steps}")
+        console.print(f"cooldown: step {state.decay.step} of {state.decay.steps}")
     console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
     if state.checks:
         console.print(state.checks)

@@ -25,7 +25,7 @@ from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_r
 from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
 
-_NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
+_NEW_LINK = "log in with the link that 'dedloc run admin-link RUN' prints on the coordinator's machine"
 _MAX_SHOWN = 100
 
 
@@ -215,10 +215,10 @@ def routes(
         """Send a volunteer away."""
         return give_order("kick", body.peer)
 
-    @protected.post("/readmit")
-    def readmit(body: OnePeer) -> OrganizerState:
+    @protected.post("/unban")
+    def unban(body: OnePeer) -> OrganizerState:
         """Let one come back."""
-        return give_order("readmit", body.peer)
+        return give_order("unban", body.peer)
 
     @protected.post("/rewind")
     def go_back(body: Earlier) -> OrganizerState:

@@ -56,7 +56,7 @@ function showAlert() {
 function summarize() {
   const { state } = run;
   let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}`;
-  if (state.decay) text += `, decaying: step ${count(state.decay.step)} of ${count(state.decay.steps)}`;
+  if (state.decay) text += `, cooldown: step ${count(state.decay.step)} of ${count(state.decay.steps)}`;
   text += `, ${plural(state.volunteers, "volunteer")}.`;
   if (state.loss !== null) text += ` Training loss ${loss(state.loss)}.`;
   if (state.evaluation) text += ` Evaluation loss ${loss(state.evaluation.last.loss)}.`;

@@ -106,7 +106,9 @@ class NoticeWriter(Membership):
 
     def turn(self) -> None:
         if crowded := self._office.crowded():
-            self._warn(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
+            self._warn(
+                f"more machines wait than 'dedloc run invite --machines' allows, of {', '.join(sorted(crowded))}"
+            )
         refused, said = self._office.refused(), self._gate.notice
         everyone = shortened(refused)
         step, round_id = self._position() or (None, "")

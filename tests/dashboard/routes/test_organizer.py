@@ -44,7 +44,7 @@ ORDERS = {
     "finish": None,
     "checkpoint": None,
     "kick": {"peer": PEER},
-    "readmit": {"peer": PEER},
+    "unban": {"peer": PEER},
     "announce": {"text": "Half way!"},
     "rewind": {"step": 2, "rate": 0.5},
 }
@@ -166,7 +166,7 @@ def test_the_run_goes_back_by_the_page_as_by_the_command_and_it_is_seen_until_th
     assert values["rewind"] == given.model_dump()
     refused = give(dashboard, browser, "rewind", {"step": 0})
     assert refused.status_code == 409
-    assert "the rewind to step 2 that was ordered before is not done yet" in refused.json()["message"]
+    assert "the rollback to step 2 that was ordered before is not done yet" in refused.json()["message"]
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=5, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
     ledger.close()
@@ -183,7 +183,7 @@ def test_nobody_else_sees_or_orders_anything(dashboard: Dashboard, tmp_path: Pat
         assert stranger.get(f"{dashboard.url}/api/organizer", timeout=HANG).status_code == 401
         answer = give(dashboard, stranger, "pause")
         assert answer.status_code == 401
-        assert "dedloc login" in answer.json()["message"]
+        assert "dedloc run admin-link" in answer.json()["message"]
     assert OrderBook(tmp_path).read() == Orders()
 
 
@@ -209,7 +209,7 @@ def test_a_wrong_an_expired_and_another_runs_link_do_not_log_in(dashboard: Dashb
     ):
         answer = requests.get(f"{dashboard.url}/organizer/login", params={"key": key}, timeout=HANG)
         assert answer.status_code == 401
-        assert "dedloc login" in answer.text
+        assert "dedloc run admin-link" in answer.text
         assert "Set-Cookie" not in answer.headers
 
 
@@ -248,7 +248,7 @@ def test_an_order_that_makes_no_sense_changes_nothing(
         ("kick", {"peer": "../../etc"}, 422),
         ("kick", {"peer": PEER, "also": 1}, 422),
         ("kick", {"peer": "nobody"}, 409),
-        ("readmit", {"peer": PEER}, 200),
+        ("unban", {"peer": PEER}, 200),
         ("rewind", {"step": 3, "rate": 0.5}, 409),
         ("rewind", {"step": 4, "rate": 0.5}, 409),
         ("rewind", {"step": 2, "rate": 0}, 422),

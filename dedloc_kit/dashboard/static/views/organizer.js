@@ -64,7 +64,7 @@ function locked() {
       "Open the organizer's link in this browser. ",
       build("code", { text: "dedloc launch" }),
       " prints it when it starts, and ",
-      build("code", { text: "dedloc login FOLDER" }),
+      build("code", { text: "dedloc run admin-link RUN" }),
       " prints it again, with the coordinator's folder, on the machine that runs it.",
     ),
   );
@@ -106,7 +106,7 @@ function makeDesk(order, signal) {
   return { elements: [columns], update };
 }
 
-/** Pause, resume, checkpoint and, when asked twice, decay and finish. */
+/** Pause, resume, checkpoint and, when asked twice, cooldown and finish. */
 function controls(order) {
   const now = build("p", { class: "standing" });
   const pause = build("button", { type: "button", class: "primary", on: { click: () => order(pause.dataset.order) } });
@@ -134,7 +134,7 @@ function controls(order) {
   const decay = build("button", {
     type: "button",
     class: "plain",
-    text: "Decay",
+    text: "Cooldown",
     on: { click: () => falling.showModal() },
   });
   const buttons = build("p", { class: "buttons" }, pause, checkpoint, decay, finish);
@@ -252,7 +252,7 @@ function peopleControls(order, signal) {
     "",
     "Keep it away",
     "Let it in",
-    () => order("readmit", { peer: asked }),
+    () => order("unban", { peer: asked }),
   );
   const part = section("Who takes part", here, outTitle, out, dialog.element);
   keepAsking(
@@ -279,7 +279,7 @@ function peopleControls(order, signal) {
       kicked.map((one) => ({ ...one, shown: nameOf(one), remark: remarkOn(one) })),
       "Let in again",
       (peer, { why }) => {
-        if (!why) return order("readmit", { peer });
+        if (!why) return order("unban", { peer });
         asked = peer;
         return dialog.open(
           `It was found to cheat: ${why}. Once it is let in, it may join again, and all that it gave is to its credit.`,

@@ -124,7 +124,7 @@ function figures() {
     const { decay } = state;
     setText(
       step.aside,
-      decay ? `decaying: step ${count(decay.step)} of ${count(decay.steps)}` : `of ${count(state.total_steps)}`,
+      decay ? `cooldown: step ${count(decay.step)} of ${count(decay.steps)}` : `of ${count(state.total_steps)}`,
     );
     const done = decay ? decay.step / decay.steps : state.step / state.total_steps;
     meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, done)).toFixed(2)}%`);

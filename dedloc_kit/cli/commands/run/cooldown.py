@@ -1,4 +1,4 @@
-"""`dedloc decay`: the last phase of a run whose learning rate waits for it."""
+"""`dedloc run cooldown`: the last phase of a run whose learning rate waits for it."""
 
 import argparse
 

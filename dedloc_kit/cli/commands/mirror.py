@@ -1,4 +1,4 @@
-"""`dedloc dashboard`."""
+"""`dedloc mirror`."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`dedloc invite`."""
+"""`dedloc run invite`."""
 
 import argparse
 
@@ -8,8 +8,8 @@ from dedloc_kit.display.console import Console
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    add_folder_of_run(parser, then="person")
     add_person(parser)
-    add_folder_of_run(parser)
     parser.add_argument("--days", type=positive, default=30, metavar="N", help="how long it is good for")
     parser.add_argument(
         "--machines", type=positive, default=MACHINES, metavar="N", help="how many may take part at a time"

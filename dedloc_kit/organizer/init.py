@@ -1,4 +1,4 @@
-"""`dedloc new`: the folder of a run to be, made from a recipe: run.toml, a page for the community, notebooks."""
+"""`dedloc init`: the folder of a run to be, made from a recipe: run.toml, a page for the community, notebooks."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
 _MARK = re.compile(r"\((?:language|data)\) ?")
 """Marks what to change in a copy of a recipe."""
 _SOURCE = "DATASET[:SUBSET[:SPLIT]]"
-_TEMPLATE = Path(__file__).with_name("new.md")
+_TEMPLATE = Path(__file__).with_name("init.md")
 PURPOSES = {
     "gpt": "a model that writes: it goes on with a text",
     "causal-pipeline": "the same, too big for any volunteer: each holds one of its stages",
@@ -75,7 +75,7 @@ class Plan:
     """The model to go on from, `OWNER/NAME@COMMIT`, for a recipe that does."""
 
 
-def new(plan: Plan) -> Path:
+def init(plan: Plan) -> Path:
     """Write the folder `NAME` of a run to be into the current one; returns its path.
 
     Raises UserError if it exists already, if a flag is missing and nobody can be asked, or if one makes no sense.
@@ -163,7 +163,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
     starts = [match.start() for match in _HEADER.finditer(text)]
     head, *sections = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
     head = _with_value(_with_value(head, "name", plan.name), "about", plan.about or "")
-    parts = [f"# Made by `dedloc new` from the recipe {plan.recipe}; what follows are its comments.\n#\n"]
+    parts = [f"# Made by `dedloc init` from the recipe {plan.recipe}; what follows are its comments.\n#\n"]
     parts += [head.replace(f"called {plan.recipe}-", f"called {plan.name}-")]
     for section in sections:
         match = _HEADER.match(section)

@@ -1,4 +1,4 @@
-"""`dedloc revoke`."""
+"""`dedloc run revoke`."""
 
 import argparse
 
@@ -7,8 +7,8 @@ from dedloc_kit.display.console import Console
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    add_folder_of_run(parser, then="person")
     add_person(parser)
-    add_folder_of_run(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`dedloc new`."""
+"""`dedloc init`."""
 
 import argparse
 
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.organizer.new import Plan, new, next_commands
+    from dedloc_kit.organizer.init import Plan, init, next_commands
 
     plan = Plan(
         options.name,
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
         options.about,
         options.start,
     )
-    folder = new(plan)
+    folder = init(plan)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
     for command in next_commands(folder):

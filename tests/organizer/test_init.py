@@ -25,14 +25,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["new", *arguments]) == 2
+    assert main(["init", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name != "text-to-image"])
 def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(name: str) -> None:
-    assert main(["new", "our-run", "--recipe", name, *WIKIPEDIA, *CRAWL, "--about", 'A "model" (data) বাংলা']) == 0
+    assert main(["init", "our-run", "--recipe", name, *WIKIPEDIA, *CRAWL, "--about", 'A "model" (data) বাংলা']) == 0
     run, base = load_run(Path("our-run/run.toml")), load_run(recipe(name) / "run.toml")
     assert (run.name, run.about) == ("our-run", 'A "model" (data) বাংলা')
     column = "messages" if name == "chat" else base.data.train[0].column
@@ -48,7 +48,7 @@ def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(na
 
 
 def test_the_recipe_s_comments_stay_and_its_hints_what_to_change_go(elsewhere: Path) -> None:
-    assert main(["new", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--language", "as"]) == 0
+    assert main(["init", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--language", "as"]) == 0
     text = (elsewhere / "our-bert" / "run.toml").read_text()
     assert "# ISO 639 code: it decides where sentences end" in text
     assert "# samples over all peers per optimizer step (DeDLOC, section 4.2)" in text
@@ -59,7 +59,7 @@ def test_the_recipe_s_comments_stay_and_its_hints_what_to_change_go(elsewhere: P
 
 
 def test_a_language_is_put_where_the_recipe_has_none() -> None:
-    assert main(["new", "our-toy", "--recipe", "albert-demo", *WIKIPEDIA, "--language", "sw"]) == 0
+    assert main(["init", "our-toy", "--recipe", "albert-demo", *WIKIPEDIA, "--language", "sw"]) == 0
     assert load_run(Path("our-toy/run.toml")).task.options["language"] == "sw"
 
 
@@ -67,7 +67,7 @@ def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixtur
     start = f"owner/model@{'0123456789' * 4}"
     told = []
     for name, more in (("ours", []), ("theirs", ["--evaluation", "a/b"])):
-        assert main(["new", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
+        assert main(["init", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
         assert load_run(Path(f"{name}/run.toml")).task.options["start"] == start
         told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     assert [line.partition("    #")[0] for line in told] == [
@@ -85,7 +85,7 @@ def test_a_recipe_that_draws_takes_other_pictures_and_a_tokenizer_of_its_own(
 ) -> None:
     (elsewhere / "drawn").mkdir()
     data = ("--dataset", "drawn", "--dataset", "owner/photos:large:train")
-    assert main(["new", "ours", "--recipe", "text-to-image", *data, "--language", "bn", "--about", "For all."]) == 0
+    assert main(["init", "ours", "--recipe", "text-to-image", *data, "--language", "bn", "--about", "For all."]) == 0
     told = [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     commands = ["prepare images ours/run.toml --shards", "check ours/run.toml", "launch ours/run.toml"]
     assert told == [f"dedloc {command}" for command in commands]
@@ -111,7 +111,7 @@ def test_a_recipe_that_draws_takes_other_pictures_and_a_tokenizer_of_its_own(
 
 def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> None:
     (elsewhere / "corpus").mkdir()
-    assert main(["new", "a", "--recipe", "albert-demo", "--dataset", "corpus", "--evaluation", "corpus::test"]) == 0
+    assert main(["init", "a", "--recipe", "albert-demo", "--dataset", "corpus", "--evaluation", "corpus::test"]) == 0
     assert 'dataset = "../corpus"' in Path("a/run.toml").read_text()
     data = load_run(Path("a/run.toml")).data
     assert data.train == (Source(dataset=str(elsewhere / "corpus")),)
@@ -122,7 +122,7 @@ def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> N
 
 
 def test_the_community_s_page_and_the_notebooks_say_what_it_is_for(elsewhere: Path) -> None:
-    assert main(["new", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--about", "Bengali for all."]) == 0
+    assert main(["init", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--about", "Bengali for all."]) == 0
     page = (elsewhere / "our-bert" / "README.md").read_text()
     for words in ("# our-bert", "Bengali for all.", "`bn`", "INVITATION", "What happens next", "wikimedia/wikipedia"):
         assert words in page
@@ -183,7 +183,7 @@ def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_agai
     )
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
-    assert main(["new", "our-run"]) == 0
+    assert main(["init", "our-run"]) == 0
     run = load_run(Path("our-run/run.toml"))
     assert (run.about, run.task.options["language"]) == ("For Assamese.", "as")
     assert [(each.dataset, each.subset, each.weight) for each in run.data.train] == [
@@ -200,7 +200,7 @@ def test_who_is_asked_which_model_it_is_to_be_is_told_what_each_is_for(
     answers = iter(["continue", "", "as", "main", start, "a/b", "", ""])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
-    assert main(["new", "our-run"]) == 0
+    assert main(["init", "our-run"]) == 0
     said = capsys.readouterr().out
     assert "continue     go on from a model that exists" in said
     assert "gpt          a model that writes" in said
@@ -210,4 +210,4 @@ def test_who_is_asked_which_model_it_is_to_be_is_told_what_each_is_for(
 def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    assert main(["new", "our-run", "--recipe", "sahajbert", *WIKIPEDIA]) == 0
+    assert main(["init", "our-run", "--recipe", "sahajbert", *WIKIPEDIA]) == 0

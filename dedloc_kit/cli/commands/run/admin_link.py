@@ -1,4 +1,4 @@
-"""`dedloc login`."""
+"""`dedloc run admin-link`."""
 
 import argparse
 

@@ -1,0 +1,1 @@
+"""`dedloc run`: what an organizer does with a run that is up, by its folder."""
