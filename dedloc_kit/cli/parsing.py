@@ -88,6 +88,7 @@ def _add_below(parser: Parser, about: str, headings: Mapping[str, Sequence[Comma
             _add_below(below, about, {"commands": command.below}, names and names[1:])
         else:
             module = import_module(f"dedloc_kit.cli.commands.{command.module or command.name}")
+            below.epilog = f"example:\n  {below.prog} {command.example}"
             module.add(below)
             below.set_defaults(call=module.run, command=below.prog.removeprefix("dedloc "))
 

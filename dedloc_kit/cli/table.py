@@ -9,6 +9,8 @@ class Command:
 
     name: str
     help: str
+    example: str = ""
+    """What may stand behind the name; it ends the command's `--help`."""
     module: str = ""
     """Below `dedloc_kit.cli.commands`; default: the name."""
     below: tuple["Command", ...] = ()
@@ -16,46 +18,102 @@ class Command:
 
 
 _PREPARE = (
-    Command("tokens", "write a run's training data as token ids", "prepare.tokens"),
-    Command("tokenizer", "train the tokenizer that a run names", "prepare.tokenizer"),
-    Command("images", "measure a run's picture model, and make codes of its pictures", "prepare.images"),
+    Command(
+        "tokens", "write a run's training data as token ids", "our-bert/run.toml --push OWNER/NAME", "prepare.tokens"
+    ),
+    Command("tokenizer", "train the tokenizer that a run names", "our-bert/run.toml", "prepare.tokenizer"),
+    Command(
+        "images",
+        "measure a run's picture model, and make codes of its pictures",
+        "our-drawings/run.toml --shards",
+        "prepare.images",
+    ),
 )
 _RUN = (
-    Command("pause", "let all volunteers of a run wait", "run.orders"),
-    Command("resume", "let a run go on that was paused or finished", "run.orders"),
-    Command("finish", "let a run end with the global step that is under way", "run.orders"),
-    Command("checkpoint", "save the training state now, and print where", "run.orders"),
-    Command("rollback", "let a run go on from an earlier checkpoint, for all who take part", "run.rollback"),
-    Command("cooldown", "let the learning rate of a run fall to its end, and the run end with it", "run.cooldown"),
-    Command("kick", "send a volunteer away, by its id or name as the live page shows it", "run.peers"),
-    Command("unban", "let a volunteer come back that was kicked", "run.peers"),
-    Command("announce", "show a message to all volunteers and viewers; an empty one removes it", "run.announce"),
-    Command("invite", 'make a personal code for somebody, for a run with access = "invite"', "run.invite"),
-    Command("revoke", "withdraw a person's invitations, or lock an account of the Hub out", "run.revoke"),
-    Command("admin-link", "print the link with which you steer a run from its live page", "run.admin_link"),
+    Command("pause", "let all volunteers of a run wait", "runs/RUN-ID", "run.orders"),
+    Command("resume", "let a run go on that was paused or finished", "runs/RUN-ID", "run.orders"),
+    Command("finish", "let a run end with the global step that is under way", "runs/RUN-ID", "run.orders"),
+    Command("checkpoint", "save the training state now, and print where", "runs/RUN-ID", "run.orders"),
+    Command(
+        "rollback",
+        "let a run go on from an earlier checkpoint, for all who take part",
+        "runs/RUN-ID 1200 --rate 0.5",
+        "run.rollback",
+    ),
+    Command(
+        "cooldown",
+        "let the learning rate of a run fall to its end, and the run end with it",
+        "runs/RUN-ID --steps 500",
+        "run.cooldown",
+    ),
+    Command(
+        "kick", "send a volunteer away, by its id or name as the live page shows it", "runs/RUN-ID bob", "run.peers"
+    ),
+    Command("unban", "let a volunteer come back that was kicked", "runs/RUN-ID bob", "run.peers"),
+    Command(
+        "announce",
+        "show a message to all volunteers and viewers; an empty one removes it",
+        "runs/RUN-ID 'Half way there!'",
+        "run.announce",
+    ),
+    Command(
+        "invite",
+        'make a personal code for somebody, for a run with access = "invite"',
+        "runs/RUN-ID alice --days 7",
+        "run.invite",
+    ),
+    Command(
+        "revoke",
+        "withdraw a person's invitations, or lock an account of the Hub out",
+        "runs/RUN-ID alice",
+        "run.revoke",
+    ),
+    Command(
+        "admin-link", "print the link with which you steer a run from its live page", "runs/RUN-ID", "run.admin_link"
+    ),
 )
 COMMANDS: dict[str, tuple[Command, ...]] = {
     "for volunteers": (
-        Command("join", "volunteer this machine"),
-        Command("serve", "serve a language model together: begin with a model, or join others"),
-        Command("chat", "talk with a model: a folder, a run, OWNER/NAME, or a served one"),
-        Command("status", "how a run is doing, or a model that is served"),
-        Command("doctor", "what keeps this machine from taking part, and how to fix it"),
-        Command("demo", "a whole collaboration on this machine"),
+        Command("join", "volunteer this machine", "http://HOST:PORT#ORGANIZER --name Asha"),
+        Command(
+            "serve",
+            "serve a language model together: begin with a model, or join others",
+            "OWNER/NAME@COMMIT --access invite",
+        ),
+        Command("chat", "talk with a model: a folder, a run, OWNER/NAME, or a served one", "runs/RUN-ID"),
+        Command("status", "how a run is doing, or a model that is served", "http://HOST:PORT"),
+        Command("doctor", "what keeps this machine from taking part, and how to fix it", "http://HOST:PORT"),
+        Command("demo", "a whole collaboration on this machine", "--volunteers 2 --steps 50"),
     ),
     "for organizers": (
-        Command("init", "write the folder of a run to be, from a recipe"),
-        Command("check", "whether a run can work, what it takes, and how long"),
-        Command("launch", "start or resume a run as its coordinator"),
-        Command("export", "write a trained model as other programs use it"),
-        Command("evaluate", "score a trained model, also beside published ones"),
+        Command("init", "write the folder of a run to be, from a recipe", "our-bert --recipe sahajbert --language bn"),
+        Command(
+            "check",
+            "whether a run can work, what it takes, and how long",
+            "our-bert/run.toml --volunteers 20xT4@50mbit",
+        ),
+        Command("launch", "start or resume a run as its coordinator", "our-bert/run.toml --hub OWNER/NAME"),
+        Command("export", "write a trained model as other programs use it", "runs/RUN-ID our-model --to gguf"),
+        Command(
+            "evaluate",
+            "score a trained model, also beside published ones",
+            "OWNER/NAME --against OTHER/NAME --dataset OWNER/TEXT",
+        ),
         Command("prepare", "make what a run needs before it starts", below=_PREPARE),
         Command("run", "steer a run that is up: pause, finish, kick, announce, invite and more", below=_RUN),
     ),
     "for programs": (
-        Command("api", "a served model over HTTP, for programs that speak OpenAI's API"),
-        Command("mirror", "a mirror of a run's live page, on this machine"),
-        Command("notebook", "write the notebooks in which volunteers join by running one cell"),
+        Command(
+            "api",
+            "a served model over HTTP, for programs that speak OpenAI's API",
+            "http://HOST:PORT --key-file key.txt",
+        ),
+        Command("mirror", "a mirror of a run's live page, on this machine", "http://HOST:PORT --port 8080"),
+        Command(
+            "notebook",
+            "write the notebooks in which volunteers join by running one cell",
+            "http://HOST:PORT --output notebooks",
+        ),
     ),
 }
 """By heading."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli import commands
-from dedloc_kit.cli.main import main
+from dedloc_kit.cli.main import main, parser
 from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.steering.orders import OrderBook
 
@@ -26,9 +26,14 @@ print(*sys.modules)
 """
 
 
-def leaves(below: Sequence[Command]) -> Iterator[Command]:
+def leaves(below: Sequence[Command], *before: str) -> Iterator[tuple[list[str], Command]]:
+    """The commands that do something, with the words that name them."""
     for command in below:
-        yield from leaves(command.below) if command.below else (command,)
+        words = [*before, command.name]
+        yield from leaves(command.below, *words) if command.below else [(words, command)]
+
+
+LEAVES = [leaf for commands in COMMANDS.values() for leaf in leaves(commands)]
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -41,7 +46,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_every_file_of_the_commands_is_a_command() -> None:
     files = {each.name for each in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.") if not each.ispkg}
-    listed = {command.module or command.name for below in COMMANDS.values() for command in leaves(below)}
+    listed = {command.module or command.name for _, command in LEAVES}
     assert files == {f"{commands.__name__}.{name}" for name in listed}
 
 
@@ -135,3 +140,22 @@ def test_a_checkpoint_is_ordered_and_its_place_is_said(tmp_path: Path, capsys: p
     assert main(["run", "checkpoint", str(tmp_path)]) == 0
     assert f"a checkpoint is written to {tmp_path / 'checkpoints'} within seconds" in capsys.readouterr().out
     assert OrderBook(tmp_path).read().checkpoint > 0
+
+
+@pytest.mark.parametrize("words", [words for words, _ in LEAVES], ids=" ".join)
+def test_the_help_of_a_command_ends_with_an_example_that_it_takes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    title, example = capsys.readouterr().out.splitlines()[-2:]
+    assert title == "example:"
+    dedloc, *typed = shlex.split(example)
+    assert dedloc == "dedloc"
+    assert parser().parse_args(typed).command == " ".join(words)
+
+
+def test_how_to_leave_and_what_stays_is_said_before_one_joins(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["join", "--help"])
+    assert "leave with Ctrl-C. What it has given until then stays" in " ".join(capsys.readouterr().out.split())

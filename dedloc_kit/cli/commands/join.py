@@ -9,6 +9,10 @@ from dedloc_kit.run.peer import JoinOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Volunteer this machine: it trains the run's model together with others until you leave with Ctrl-C. What it "
+        "has given until then stays in the model and to your name."
+    )
     parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
     add_code(parser)
     add_options(parser, JoinOptions)
