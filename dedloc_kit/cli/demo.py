@@ -92,7 +92,7 @@ def what_next(task: str, recipe: str, kept: Path | None) -> list[str]:
     commands.append((f"dedloc export {folder} MODEL", "write the model for transformers"))
     if task in _TALKING:
         commands.append((f"dedloc chat {folder}", "talk with it"))
-    commands.append(("dedloc new NAME", "begin a run of your own, with volunteers elsewhere"))
+    commands.append(("dedloc init NAME", "begin a run of your own, with volunteers elsewhere"))
     width = max(len(command) for command, _ in commands)
     return ["what to do next:", *(f"  {command:<{width}}  {what}" for command, what in commands)]
 

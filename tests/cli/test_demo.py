@@ -138,4 +138,4 @@ def test_what_to_do_next_is_commands_that_can_be_given(kept: Path | None) -> Non
         given = [parser().parse_args(command) for command in commands]
         assert ("chat" in [each.command for each in given]) == chats
         assert ("demo" in [each.command for each in given]) == (kept is None)
-        assert {"export", "new"} <= {each.command for each in given}
+        assert {"export", "init"} <= {each.command for each in given}
