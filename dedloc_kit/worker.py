@@ -52,6 +52,15 @@ KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": s
 faulted in anew, which costs a CPU a few per cent of its time (benchmarks/README.md)."""
 
 
+_RUNNING = set["Worker"]()
+
+
+def kill_all() -> None:
+    """Kill every worker that this process has started, as `Worker.kill` does."""
+    for worker in tuple(_RUNNING):
+        worker.kill()
+
+
 class Worker:
     """A role running in its own process, seen from the process that started it."""
 
@@ -86,6 +95,7 @@ class Worker:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
             self._process = _start(role, {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}, log, handles)
+        _RUNNING.add(self)
         if job is not None:
             self.begin(job)
         self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
@@ -154,6 +164,7 @@ class Worker:
                 self._note()
             self._on_event(event)
         code = self._process.wait()
+        _RUNNING.discard(self)
         if code != 0 and self.failure is None and not self._stopping:
             self.failure = f"the worker ended unexpectedly ({_cause(code)}); its log is {self.log}"
             self._note()

@@ -1,5 +1,7 @@
 """Serves the API until it is interrupted."""
 
+from types import FrameType
+
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,6 +10,12 @@ from dedloc_kit.dashboard.http.connections import AT_ONCE, Connection, Listener,
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import in_time
 from dedloc_kit.machine.dialling import run_in_loop
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End at a signal. uvicorn's own raises it again at the end, where it would count as a second one."""
+        self.should_exit = True
 
 
 class Server:
@@ -27,7 +35,7 @@ class Server:
             timeout_graceful_shutdown=2,
             loop="asyncio",
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
 
     def run(self) -> None:
         """Serve until `stop` or, in the main thread, an interrupt."""

@@ -174,7 +174,7 @@ def _collaborate(
             try:
                 _wait_for(workers, coordinator, killed)
             except KeyboardInterrupt:
-                display.line("stopping")
+                display.line("stopping; Ctrl-C again ends at once")
                 raise
             finally:
                 for worker in workers:

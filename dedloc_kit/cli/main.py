@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from dedloc_kit.cli.interrupts import call
 from dedloc_kit.cli.parsing import build
 
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             _check_none_empty(words)
         _check_pasted(options)
         _check_order(options, words)
-        return int(options.call(options) or 0)
+        return call(options)
     except UserError as error:
         complain(str(error))
         return 2

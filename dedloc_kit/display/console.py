@@ -1,6 +1,7 @@
 """The only way to the terminal: whatever is printed there cannot take it over, wherever the text has come from."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterable
 
@@ -28,6 +29,12 @@ def complain(text: str) -> None:
 def mention(text: str) -> None:
     """Say how something that takes long goes on."""
     sys.stderr.write(f"{printable(text)}\n")
+
+
+def show_cursor() -> None:
+    """Undo what a view that moves has done to the terminal, if it could not do so itself. Writes past all buffers."""
+    if sys.stdout.isatty():
+        os.write(sys.stdout.fileno(), b"\x1b[?25h")
 
 
 def log_to_terminal() -> None:
