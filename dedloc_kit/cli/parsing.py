@@ -96,13 +96,14 @@ def _add_below(parser: Parser, about: str, headings: Mapping[str, Sequence[Comma
 def _listed(title: str, commands: Sequence[Command]) -> str:
     """As argparse shows arguments: names, and beside them what they do."""
     width, column = shutil.get_terminal_size().columns - 2, 4 + max(len(each.name) for each in commands)
-    lines = (
-        textwrap.fill(
-            command.help, width, initial_indent=f"  {command.name:{column - 2}}", subsequent_indent=" " * column
-        )
-        for command in commands
-    )
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=" " * column, break_on_hyphens=False)
+    lines = (wrapper.fill(f"  {command.name:{column - 2}}{_with_group(command)}") for command in commands)
     return "\n".join([f"{title}:", *lines])
+
+
+def _with_group(command: Command) -> str:
+    names = ", ".join(each.name for each in command.below)
+    return f"{command.help}: {names}" if names else command.help
 
 
 class _Lines(argparse.HelpFormatter):

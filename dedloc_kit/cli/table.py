@@ -100,7 +100,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "OWNER/NAME --against OTHER/NAME --dataset OWNER/TEXT",
         ),
         Command("prepare", "make what a run needs before it starts", below=_PREPARE),
-        Command("run", "steer a run that is up: pause, finish, kick, announce, invite and more", below=_RUN),
+        Command("run", "steer a run that is up", below=_RUN),
     ),
     "for programs": (
         Command(

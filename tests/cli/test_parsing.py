@@ -130,6 +130,21 @@ def test_arguments_that_are_swapped_are_answered_with_the_right_line(
     assert capsys.readouterr().err == f"dedloc: the run's folder comes first: dedloc run {right}\n"
 
 
+def test_an_export_into_the_folder_of_a_run_is_answered_with_the_right_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "invitation.json").touch()
+    assert main(["export", "our-model", str(tmp_path), "--to", "gguf"]) == 2
+    assert f"comes first: dedloc export {tmp_path} our-model, with the options" in capsys.readouterr().err
+
+
+def test_what_a_group_has_is_listed_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = " ".join(capsys.readouterr().out.split())
+    for group in (each for below in COMMANDS.values() for each in below if each.below):
+        assert f"{group.name} {group.help}: {', '.join(each.name for each in group.below)}" in told
+
+
 def test_an_empty_text_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "announce", str(tmp_path / "none"), ""]) == 2
     assert "none is not the folder of a run" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`dedloc export`."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
@@ -37,9 +38,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.errors import UserError
     from dedloc_kit.export.export import export
+    from dedloc_kit.records.invitation import INVITATION_FILE
 
     if options.type and options.to != "gguf":
         raise UserError("--type is for --to gguf; leave it out")
+    if (options.out / INVITATION_FILE).exists() and not Path(options.source).exists():
+        line = shlex.join(["export", str(options.out), options.source])
+        raise UserError(f"the run's folder comes first: dedloc {line}, with the options as they were")
     text = export(
         options.source,
         options.out,
