@@ -36,7 +36,7 @@ RUN = tiny_run(
 
 
 def order(coordinator: Peer, steps: int) -> None:
-    OrderBook(coordinator.config.folder).decay(steps, coordinator.steps[-1].step.step)
+    OrderBook(coordinator.config.folder).cooldown(steps, coordinator.steps[-1].step.step)
 
 
 def begun(peer: Peer) -> Decay:

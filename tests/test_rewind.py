@@ -1,4 +1,4 @@
-"""`rewind` in a real swarm: all go back to the same state, and nobody is lost on the way."""
+"""`run rollback` in a real swarm: all go back to the same state, and nobody is lost on the way."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ PAUSE = {"TINY_PAUSE": "0.1"}
 
 
 def order(coordinator: Peer, step: int, rate: float, after: int) -> None:
-    OrderBook(coordinator.config.folder).rewind(step, rate, after)
+    OrderBook(coordinator.config.folder).rollback(step, rate, after)
 
 
 def taken(peer: Peer, after: int = 0) -> int:

@@ -64,14 +64,14 @@ def test_volunteers_go_on_without_the_coordinator_and_all_stages_go_back_and_end
         first.worker.kill()
         wait_until(lambda: not processes_of(first.worker.pid), "a process of the coordinator is left")
         newest, earliest = first.steps[-1].step.step, kept(first)[0]
-        OrderBook(first.config.folder).rewind(earliest, 0.5, newest)
+        OrderBook(first.config.folder).rollback(earliest, 0.5, newest)
         for peer in volunteers:
             peer.wait_for_step(newest + 2)
 
         second = swarm.coordinator(**settings, hub=NAME, push_every=1, stages_memory=0.0)
         numbers = [peer.wait_for(StepDone, lambda event: not event.step.peers).step.step for peer in volunteers]
         second.wait_for_step(max(numbers) + 1)
-        OrderBook(second.config.folder).decay(DECAY, second.steps[-1].step.step)
+        OrderBook(second.config.folder).cooldown(DECAY, second.steps[-1].step.step)
         ends = [peer.wait_for(Left).step for peer in volunteers]
         second.wait_for(State, lambda event: "was the last one" in event.text)
         assert second.worker.stop() == 0

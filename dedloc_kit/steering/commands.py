@@ -64,7 +64,7 @@ def give(order: str, folder: Path, what: str) -> str:
 MAX_RATE = 10.0
 
 
-def rewind(folder: Path, step: str, rate: str) -> str:
+def rollback(folder: Path, step: str, rate: str) -> str:
     """Let the next global step of the run in this folder take over the checkpoint of an earlier step, and say what
     happens now. Raises UserError if that cannot be.
 
@@ -88,8 +88,8 @@ def rewind(folder: Path, step: str, rate: str) -> str:
             f"the run in {folder} is not running; start it with 'dedloc launch', which begins with its newest good "
             "checkpoint, and give the order again"
         )
-    _await_rewind(folder)
-    OrderBook(folder).rewind(wanted, factor, max([*kept, _last_step(folder)]))
+    _await_rollback(folder)
+    OrderBook(folder).rollback(wanted, factor, max([*kept, _last_step(folder)]))
     times = "" if factor == 1 else f", with {factor:g} times its learning rate"
     return (
         f"within seconds a new global step takes over the state of step {wanted}{times}; samples that are under way "
@@ -97,7 +97,7 @@ def rewind(folder: Path, step: str, rate: str) -> str:
     )
 
 
-def decay(folder: Path, steps: str) -> str:
+def cooldown(folder: Path, steps: str) -> str:
     """Let the learning rate of the run in this folder fall over so many global steps, after which the run is over, and
     say what happens now. Raises UserError if that cannot be."""
     check_folder(folder)
@@ -114,7 +114,7 @@ def decay(folder: Path, steps: str) -> str:
             f"a cooldown over {orders.decay.steps} global steps was ordered after step {orders.decay.after}, and a run "
             "has one; to go on from before it: dedloc launch RUN.toml --resume CHECKPOINT --folder NEW"
         )
-    _await_rewind(folder)
+    _await_rollback(folder)
     left = settings.total_steps - newest
     if left < 1:
         raise UserError(
@@ -126,16 +126,16 @@ def decay(folder: Path, steps: str) -> str:
             f"--steps says over how many global steps the rate falls: 1 to {left}, which is how many the run has left, "
             f"not '{steps}'"
         )
-    book.decay(wanted, newest)
+    book.cooldown(wanted, newest)
     return (
         f"with the next global step the learning rate begins to fall, over {wanted} steps; then the run ends and the "
         "model is kept"
     )
 
 
-def _await_rewind(folder: Path) -> None:
+def _await_rollback(folder: Path) -> None:
     """Raises UserError while a rewind is still to be done: one after the other."""
-    before = pending_rewind(folder)
+    before = pending_rollback(folder)
     if before is not None:
         raise UserError(
             f"the rollback to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
@@ -153,7 +153,7 @@ def _factor(rate: str) -> float:
     return factor
 
 
-def pending_rewind(folder: Path) -> Rewinding | None:
+def pending_rollback(folder: Path) -> Rewinding | None:
     """The rewind that was ordered and is not done yet: only a step that took over a state had no members. Raises
     UserError if the orders cannot be read."""
     order = OrderBook(folder).read().rewind

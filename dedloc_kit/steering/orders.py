@@ -28,7 +28,7 @@ _LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
 _log = logging.getLogger(__name__)
 
-Order = Literal["pause", "resume", "finish", "kick", "unban", "announce", "checkpoint", "rewind", "decay"]
+Order = Literal["pause", "resume", "finish", "kick", "unban", "announce", "checkpoint", "rollback", "cooldown"]
 
 
 class Kicked(Record):
@@ -177,7 +177,7 @@ class OrderBook:
         """Ask for a checkpoint now."""
         return self._give("checkpoint", "", lambda orders: orders.model_copy(update={"checkpoint": time.time()}))
 
-    def rewind(self, checkpoint: int, rate: float, after: int) -> Orders:
+    def rollback(self, checkpoint: int, rate: float, after: int) -> Orders:
         """Let the step that follows `after` take over the state of an earlier one; errors also if the run has been
         finished. A decay that was ordered later than that state is lifted."""
 
@@ -188,9 +188,9 @@ class OrderBook:
             order = Rewinding(checkpoint=checkpoint, rate=rate, after=after)
             return orders.model_copy(update={"rewind": order, "decay": None if lifted else orders.decay})
 
-        return self._give("rewind", f"step {checkpoint}, rate {rate:g}", rewound)
+        return self._give("rollback", f"step {checkpoint}, rate {rate:g}", rewound)
 
-    def decay(self, steps: int, after: int) -> Orders:
+    def cooldown(self, steps: int, after: int) -> Orders:
         """Let the learning rate fall over so many global steps, from the one on that follows `after`; errors also if
         the run has been finished."""
 
@@ -199,7 +199,7 @@ class OrderBook:
                 raise UserError("the run has been finished; 'dedloc run resume RUN' lets it go on")
             return orders.model_copy(update={"decay": Decaying(steps=steps, after=after)})
 
-        return self._give("decay", f"over {steps} steps", decayed)
+        return self._give("cooldown", f"over {steps} steps", decayed)
 
     def given(self, most: int = 100) -> list[GivenOrder]:
         """The newest orders, newest first; a line that is damaged is left out."""

@@ -16,7 +16,7 @@ from dedloc_kit.memory import SwarmMemory, remember
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts
-from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, rewind
+from dedloc_kit.steering.commands import cooldown, find_peer, give, known_peers, rollback
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
 from dedloc_kit.worker import volunteer_job
 from tests import commands
@@ -109,14 +109,14 @@ def running(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
-    assert "takes over the state of step 2, with 0.5 times" in rewind(running, "2", "0.5")
+    assert "takes over the state of step 2, with 0.5 times" in rollback(running, "2", "0.5")
     assert OrderBook(running).read().rewind == Rewinding(checkpoint=2, rate=0.5, after=5)
     with pytest.raises(UserError, match="the rollback to step 2 that was ordered before is not done yet"):
-        rewind(running, "4", "1")
+        rollback(running, "4", "1")
     ledger = Ledger(running / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
     ledger.close()
-    assert "state of step 0;" in rewind(running, "0", "1")
+    assert "state of step 0;" in rollback(running, "0", "1")
     assert OrderBook(running).read().rewind == Rewinding(checkpoint=0, rate=1.0, after=6)
 
 
@@ -136,7 +136,7 @@ def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
 def test_what_no_rewind_can_be_is_said_in_one_line(running: Path, step: str, rate: str, why: str) -> None:
     Ruined(running / "checkpoints").judge(4, False)
     with pytest.raises(UserError, match=why) as caught:
-        rewind(running, step, rate)
+        rollback(running, step, rate)
     assert "\n" not in str(caught.value)
     assert OrderBook(running).read().rewind is None
 
@@ -144,10 +144,10 @@ def test_what_no_rewind_can_be_is_said_in_one_line(running: Path, step: str, rat
 def test_a_run_that_is_not_up_or_finished_does_not_go_back(running: Path, tmp_path: Path) -> None:
     give("finish", running, "")
     with pytest.raises(UserError, match="dedloc run resume"):
-        rewind(running, "2", "1")
+        rollback(running, "2", "1")
     (running / "lock").unlink()
     with pytest.raises(UserError, match="is not running; start it with 'dedloc launch'"):
-        rewind(running, "2", "1")
+        rollback(running, "2", "1")
 
 
 def waits_to_decay(folder: Path, schedule: str = "warmup-stable-decay") -> None:
@@ -158,25 +158,25 @@ def waits_to_decay(folder: Path, schedule: str = "warmup-stable-decay") -> None:
 
 def test_a_decay_is_ordered_once_and_not_while_a_rewind_is_to_be_done(running: Path) -> None:
     waits_to_decay(running)
-    rewind(running, "2", "1")
+    rollback(running, "2", "1")
     with pytest.raises(UserError, match="the rollback to step 2 that was ordered before is not done yet"):
-        decay(running, "3")
+        cooldown(running, "3")
     ledger = Ledger(running / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
     ledger.close()
-    assert "over 3 steps; then the run ends" in decay(running, "3")
+    assert "over 3 steps; then the run ends" in cooldown(running, "3")
     assert OrderBook(running).read().decay == Decaying(steps=3, after=6)
     with pytest.raises(
         UserError, match="a cooldown over 3 global steps was ordered after step 6, and a run has one; to go"
     ):
-        decay(running, "2")
+        cooldown(running, "2")
 
 
 @pytest.mark.parametrize("steps", ["0", "-1", "6", "1.5", "many", "9" * 20])
 def test_what_no_number_of_steps_can_be_is_said_with_how_many_are_left(running: Path, steps: str) -> None:
     waits_to_decay(running)
     with pytest.raises(UserError, match=f"1 to 5, which is how many the run has left, not '{steps}'") as caught:
-        decay(running, steps)
+        cooldown(running, steps)
     assert "\n" not in str(caught.value)
     assert OrderBook(running).read().decay is None
 
@@ -184,17 +184,17 @@ def test_what_no_number_of_steps_can_be_is_said_with_how_many_are_left(running: 
 def test_a_run_that_is_over_or_has_another_schedule_does_not_decay(running: Path) -> None:
     waits_to_decay(running, "linear")
     with pytest.raises(UserError, match=r"optimizer\.schedule is 'linear'.*dedloc run finish"):
-        decay(running, "3")
+        cooldown(running, "3")
     waits_to_decay(running)
     give("finish", running, "")
     with pytest.raises(UserError, match="dedloc run resume"):
-        decay(running, "3")
+        cooldown(running, "3")
     give("resume", running, "")
     ledger = Ledger(running / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=10, round="cd", time=1.0, samples=8, loss=1.0, peers=2, seconds=0.0), {})
     ledger.close()
     with pytest.raises(UserError, match="the run is over: global step 10 was its last one"):
-        decay(running, "3")
+        cooldown(running, "3")
 
 
 RUN = """

@@ -47,12 +47,12 @@ def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> N
 
 def test_a_decay_stands_until_the_run_goes_back_to_a_state_from_before_it(tmp_path: Path) -> None:
     book = OrderBook(tmp_path)
-    assert book.decay(40, after=120).decay == Decaying(steps=40, after=120)
-    assert book.rewind(121, 1.0, after=130).decay == Decaying(steps=40, after=120), "its own steps may be in there"
-    assert book.rewind(120, 1.0, after=140).decay is None
+    assert book.cooldown(40, after=120).decay == Decaying(steps=40, after=120)
+    assert book.rollback(121, 1.0, after=130).decay == Decaying(steps=40, after=120), "its own steps may be in there"
+    assert book.rollback(120, 1.0, after=140).decay is None
     book.finish()
     with pytest.raises(UserError, match="dedloc run resume"):
-        book.decay(40, after=150)
+        book.cooldown(40, after=150)
     assert book.read().decay is None
 
 

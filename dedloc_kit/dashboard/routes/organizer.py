@@ -21,7 +21,7 @@ from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.records.orders import Announcement, AnnouncementText
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
-from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
+from dedloc_kit.steering.commands import cooldown, give, held_out_losses, pending_rollback, rollback
 from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
 
@@ -173,7 +173,7 @@ def routes(
 
     def state() -> OrganizerState:
         try:
-            orders, rewinding = book.read(), pending_rewind(folder)
+            orders, rewinding = book.read(), pending_rollback(folder)
             checkpoints = kept_checkpoints(folder)
         except UserError as error:
             raise Denied(409, str(error)) from None
@@ -220,20 +220,20 @@ def routes(
         """Let one come back."""
         return give_order("unban", body.peer)
 
-    @protected.post("/rewind")
+    @protected.post("/rollback")
     def go_back(body: Earlier) -> OrganizerState:
         """Let the next global step take over an earlier checkpoint."""
         try:
-            rewind(folder, str(body.step), str(body.rate))
+            rollback(folder, str(body.step), str(body.rate))
         except UserError as error:
             raise Denied(409, str(error)) from None
         return state()
 
-    @protected.post("/decay")
+    @protected.post("/cooldown")
     def fall(body: Fall) -> OrganizerState:
         """Let the learning rate fall, and the run end with that."""
         try:
-            decay(folder, str(body.steps))
+            cooldown(folder, str(body.steps))
         except UserError as error:
             raise Denied(409, str(error)) from None
         return state()

@@ -38,7 +38,7 @@ RUN = parse_run(
 )
 PEER = "Qm" + "a" * 44
 ORDERS = {
-    "decay": {"steps": 20},
+    "cooldown": {"steps": 20},
     "pause": None,
     "resume": None,
     "finish": None,
@@ -46,7 +46,7 @@ ORDERS = {
     "kick": {"peer": PEER},
     "unban": {"peer": PEER},
     "announce": {"text": "Half way!"},
-    "rewind": {"step": 2, "rate": 0.5},
+    "rollback": {"step": 2, "rate": 0.5},
 }
 
 
@@ -143,7 +143,7 @@ def test_every_order_is_given_and_answered_with_how_things_stand_then(
 ) -> None:
     book = OrderBook(tmp_path)
     for order, body in ORDERS.items():
-        if order == "rewind":  # not of a run that has been finished
+        if order == "rollback":  # not of a run that has been finished
             book.resume()
         answer = give(dashboard, browser, order, body, Origin=dashboard.url)
         assert answer.status_code == 200, answer.text
@@ -151,7 +151,7 @@ def test_every_order_is_given_and_answered_with_how_things_stand_then(
         assert (values["paused"], values["finishing"]) == (orders.paused, orders.finish)
         assert {kicked["peer"] for kicked in values["kicked"]} == orders.kicked_peers
         # A rewind to before the decay lifts that order.
-        assert (values["decays"], values["decay"]) == (True, None if order == "rewind" else {"steps": 20, "after": 4})
+        assert (values["decays"], values["decay"]) == (True, None if order == "rollback" else {"steps": 20, "after": 4})
     assert [given.order for given in book.given() if given.order != "resume"] == [
         order for order in reversed(ORDERS) if order != "resume"
     ]
@@ -161,17 +161,17 @@ def test_the_run_goes_back_by_the_page_as_by_the_command_and_it_is_seen_until_th
     dashboard: Dashboard, browser: requests.Session, tmp_path: Path
 ) -> None:
     given = Rewinding(checkpoint=2, rate=0.5, after=4)
-    values = give(dashboard, browser, "rewind", {"step": 2, "rate": 0.5}).json()
+    values = give(dashboard, browser, "rollback", {"step": 2, "rate": 0.5}).json()
     assert OrderBook(tmp_path).read().rewind == given
     assert values["rewind"] == given.model_dump()
-    refused = give(dashboard, browser, "rewind", {"step": 0})
+    refused = give(dashboard, browser, "rollback", {"step": 0})
     assert refused.status_code == 409
     assert "the rollback to step 2 that was ordered before is not done yet" in refused.json()["message"]
     ledger = Ledger(tmp_path / "ledger.sqlite")
     ledger.record_step(GlobalStep(step=5, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
     ledger.close()
     assert browser.get(f"{dashboard.url}/api/organizer", timeout=HANG).json()["rewind"] is None
-    assert give(dashboard, browser, "rewind", {"step": 0}).json()["rewind"]["rate"] == 1.0
+    assert give(dashboard, browser, "rollback", {"step": 0}).json()["rewind"]["rate"] == 1.0
 
 
 def test_nobody_else_sees_or_orders_anything(dashboard: Dashboard, tmp_path: Path) -> None:
@@ -249,15 +249,15 @@ def test_an_order_that_makes_no_sense_changes_nothing(
         ("kick", {"peer": PEER, "also": 1}, 422),
         ("kick", {"peer": "nobody"}, 409),
         ("unban", {"peer": PEER}, 200),
-        ("rewind", {"step": 3, "rate": 0.5}, 409),
-        ("rewind", {"step": 4, "rate": 0.5}, 409),
-        ("rewind", {"step": 2, "rate": 0}, 422),
-        ("rewind", {"step": 2, "rate": 10.1}, 422),
-        ("rewind", {"step": -1}, 422),
-        ("rewind", {"step": 2, "also": 1}, 422),
+        ("rollback", {"step": 3, "rate": 0.5}, 409),
+        ("rollback", {"step": 4, "rate": 0.5}, 409),
+        ("rollback", {"step": 2, "rate": 0}, 422),
+        ("rollback", {"step": 2, "rate": 10.1}, 422),
+        ("rollback", {"step": -1}, 422),
+        ("rollback", {"step": 2, "also": 1}, 422),
         ("explode", {}, 422),
-        ("decay", {"steps": 0}, 422),
-        ("decay", {"steps": 101}, 409),
+        ("cooldown", {"steps": 0}, 422),
+        ("cooldown", {"steps": 101}, 409),
     ):
         assert give(dashboard, browser, order, body).status_code == status, (order, body)
     assert OrderBook(tmp_path).read() == Orders()

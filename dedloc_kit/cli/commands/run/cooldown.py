@@ -12,6 +12,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.steering.commands import decay
+    from dedloc_kit.steering.commands import cooldown
 
-    Console(highlight=False, markup=False, soft_wrap=True).print(decay(options.folder, options.steps))
+    Console(highlight=False, markup=False, soft_wrap=True).print(cooldown(options.folder, options.steps))

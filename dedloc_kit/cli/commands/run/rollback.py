@@ -17,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.steering.commands import rewind
+    from dedloc_kit.steering.commands import rollback
 
-    text = rewind(options.folder, options.step, options.rate)
+    text = rollback(options.folder, options.step, options.rate)
     Console(highlight=False, markup=False, soft_wrap=True).print(text)

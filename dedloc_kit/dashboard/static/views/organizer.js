@@ -179,7 +179,7 @@ function decayDialog(order) {
       {
         method: "dialog",
         on: {
-          submit: () => order("decay", { steps: Number(steps.value) }),
+          submit: () => order("cooldown", { steps: Number(steps.value) }),
         },
       },
       build("label", { for: "decay-steps", text: "Over so many global steps" }),

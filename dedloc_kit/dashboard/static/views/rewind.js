@@ -27,7 +27,7 @@ export function rewindForm(order) {
   });
   const go = build("button", { type: "submit", class: "danger", text: "Go back" });
   const dialog = confirmation("Go back?", "", "Go on training", "Go back there", () =>
-    order("rewind", { step: Number(step.value), rate: Number(rate.value) }),
+    order("rollback", { step: Number(step.value), rate: Number(rate.value) }),
   );
   const form = build(
     "form",
