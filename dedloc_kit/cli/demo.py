@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from dedloc_kit.cli.interrupts import TEMPORARY
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
@@ -100,9 +101,11 @@ def what_next(task: str, recipe: str, kept: Path | None) -> list[str]:
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="dedloc-demo-"))
+    TEMPORARY.add(folder)
     try:
         yield folder
     except UserError as error:
+        TEMPORARY.discard(folder)
         raise UserError(f"{error} (logs are in {folder})") from None
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)

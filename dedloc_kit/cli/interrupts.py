@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 LASTING = {"api", "mirror", "demo", "join", "launch", "serve"}
@@ -14,9 +16,11 @@ LASTING = {"api", "mirror", "demo", "join", "launch", "serve"}
 SAME_SECONDS = 0.5
 """Signals so close together are one: `timeout` and `uv run` pass on what the terminal has sent already."""
 GRACE_SECONDS = 1.0
-"""To remove temporary folders and restore the terminal, once all workers have been killed."""
+"""For the command to clean up by itself, once all workers have been killed."""
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code, as a shell tells of a program that Ctrl-C has ended."""
+TEMPORARY = set[Path]()
+"""Folders of a command to remove, should it have no time to do so itself."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,9 +47,10 @@ def end_all() -> None:
     _kill_workers()
     time.sleep(GRACE_SECONDS)
     _kill_workers()  # that were started meanwhile
-    from dedloc_kit.display.console import show_cursor
-
-    show_cursor()
+    for folder in tuple(TEMPORARY):
+        shutil.rmtree(folder, ignore_errors=True)
+    if console := sys.modules.get("dedloc_kit.display.console"):  # no import, for which it might wait
+        console.show_cursor()
     os._exit(INTERRUPTED)
 
 
@@ -77,9 +82,15 @@ class Interrupts:
         self._before = {each: signal.signal(each, self._leave) for each in heeded}
         threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
 
+    @property
+    def asked(self) -> bool:
+        """Whether a first one has come."""
+        return self._asked or self._first is not None
+
     def close(self) -> None:
         """Handle signals as before, unless the process is leaving: then a second one still counts, to its very end."""
-        if self._asked or self._first is not None:
+        if self.asked:
+            self._asked = True  # also where another handler has taken the first one, as a web server's does
             return
         for each, handler in self._before.items():
             signal.signal(each, handler)

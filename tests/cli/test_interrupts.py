@@ -67,6 +67,19 @@ def test_what_a_wrapper_passes_on_again_is_no_second_signal() -> None:
     assert not ended.is_set()
 
 
+def test_the_first_one_counts_too_if_another_handler_has_taken_it() -> None:
+    """As that of uvicorn: what follows ends at once, and raises nothing while the program leaves."""
+    ended = threading.Event()
+    interrupts = Interrupts(ended.set, same_seconds=0.0)
+    leaves = signal.signal(signal.SIGINT, lambda *_: None)
+    signal.raise_signal(signal.SIGINT)
+    wait_until(lambda: interrupts.asked, "the signal is not seen")
+    signal.signal(signal.SIGINT, leaves)
+    interrupts.close()
+    signal.raise_signal(signal.SIGINT)
+    assert ended.wait(60.0)
+
+
 def test_without_a_signal_everything_is_as_before() -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     Interrupts().close()
@@ -102,12 +115,15 @@ def test_the_commands_that_last_exist(command: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.child
-def test_the_second_signal_ends_a_program_that_waits_where_no_signal_reaches() -> None:
+def test_the_second_signal_ends_a_program_that_waits_where_no_signal_reaches(tmp_path: Path) -> None:
     """Its main thread is as one that holds on in code that is not Python's: it sees no signal and no handler runs."""
+    (tmp_path / "demo" / "run").mkdir(parents=True)
     said_by(
-        """
+        f"""
 import os, signal, threading
-from dedloc_kit.cli.interrupts import Interrupts
+from pathlib import Path
+from dedloc_kit.cli.interrupts import TEMPORARY, Interrupts
+TEMPORARY.add(Path({str(tmp_path / "demo")!r}))
 Interrupts(same_seconds=0.0)
 try:
     signal.raise_signal(signal.SIGINT)
@@ -118,6 +134,7 @@ except KeyboardInterrupt:
 """,
         returncode=130,
     )
+    assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.soak
