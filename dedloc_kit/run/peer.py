@@ -55,7 +55,9 @@ class PeerConfig(Section):
     """The address on which the swarm listens."""
     swarm_port: Port = 0
     """The swarm's TCP port; 0 takes a free one."""
-    announce_host: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]+$"), Option(metavar="HOST")] = None
+    announce_host: Annotated[
+        str | None, Field(pattern=r"^[A-Za-z0-9._:-]+$"), Option("HOST", "a name or an address")
+    ] = None
     """The public address, if this machine has another one."""
     listed: bool = False
     """Agree that the public invitation names where this machine is: others can then join through it; only if the
