@@ -36,9 +36,10 @@ def call(options: argparse.Namespace) -> int:
         )
     interrupts = Interrupts()
     try:
-        code = int(options.call(options) or 0)
-        return INTERRUPTED if interrupts.ending else code
+        return int(options.call(options) or 0)
     finally:
+        if interrupts.ending:  # by another thread; Python's own last moments are no place for a further signal
+            threading.Event().wait()
         interrupts.close()
 
 

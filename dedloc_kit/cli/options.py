@@ -70,6 +70,8 @@ def code_for(options: argparse.Namespace) -> str:
 
 
 def port(text: str) -> int:
+    from dedloc_kit.run.peer import LAST_PORT
+
     if not (text.isascii() and text.isdigit()) or int(text) > LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be a TCP port, from 0 to {LAST_PORT}")
     return int(text)

@@ -54,11 +54,12 @@ class Loss(NamedTuple):
 
     @classmethod
     def of(cls, mean: torch.Tensor, weight: float) -> Loss:
-        """Of a mean over so much."""
+        """The loss whose mean over this weight is given."""
         return cls(mean * weight, weight)
 
     @property
     def mean(self) -> torch.Tensor:
+        """The loss per unit of weight; 0 if the weight is 0."""
         return self.total / (self.weight or 1.0)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.keywords import checked, keywords_of
-from dedloc_kit.notebook.taking_part import Going, Participation, Views, refuse, take_part
+from dedloc_kit.notebook.taking_part import OpenSessions, Participation, Views, refuse, take_part
 from dedloc_kit.serving.config import ServerConfig
 from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
 
-_sessions: Going[ServingSession] = {}
+_sessions: OpenSessions[ServingSession] = {}
 
 
 class ServingPanel:

@@ -76,16 +76,16 @@ class Views(Generic[S]):
     waiting: Callable[[str], Any]
 
 
-OTHERWISE = "this machine takes part already, with other arguments; leave first, then run this cell again"
+OTHER_ARGUMENTS = "this machine takes part already, with other arguments; leave first, then run this cell again"
 
-Going = dict[str, tuple[object, S]]
+OpenSessions = dict[str, tuple[object, S]]
 """The sessions of this kernel by invitation, each with the arguments that it was begun with."""
 
 
 def take_part(
     invitation: str,
     arguments: object,
-    sessions: Going[S],
+    sessions: OpenSessions[S],
     start: Callable[[str], S],
     views: Views[S],
     *,
@@ -104,7 +104,7 @@ def take_part(
     begun, panel = sessions.get(invitation), None
     going = begun is not None and not begun[1].ended.is_set()
     if begun is not None and going and begun[0] != arguments:
-        _show_refusal(OTHERWISE, where, views, panel)
+        _show_refusal(OTHER_ARGUMENTS, where, views, panel)
         return None
     if begun is not None and going:
         session = begun[1]

@@ -19,7 +19,8 @@ from dedloc_kit.validation import describe
 
 DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 """The pattern of what a peer may train on; see `PeerConfig.devices`."""
-Port = Annotated[int, Field(ge=0, le=65535), Option("PORT", "a TCP port, from 0 to 65535")]
+LAST_PORT = 65535
+Port = Annotated[int, Field(ge=0, le=LAST_PORT), Option("PORT", f"a TCP port, from 0 to {LAST_PORT}")]
 Devices = Annotated[
     str, Field(pattern=DEVICES), Option("NAMES", "auto, cpu, cuda, mps, or names such as cuda:0,cuda:1")
 ]

@@ -12,10 +12,13 @@ The notebooks are files of their own (`notebooks/`), which a test compares with 
 """
 
 import inspect
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout, suppress
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +26,8 @@ from typing import Any
 import requests
 
 import dedloc_kit
-from dedloc_kit.cli.main import parser
+from dedloc_kit.cli.main import main
+from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
@@ -57,9 +61,10 @@ def written() -> dict[str, str]:
 
 
 def write() -> None:
+    found = files()
     for path in written():
         (FOLDER / path).unlink()
-    for path, text in files().items():
+    for path, text in found.items():
         (FOLDER / path).parent.mkdir(exist_ok=True)
         (FOLDER / path).write_text(text, encoding="utf-8")
 
@@ -71,17 +76,18 @@ def _json(value: Any) -> str:
 def _helps() -> Iterator[tuple[str, str]]:
     """Of each command and of those below it, 100 columns wide."""
 
-    def below(names: tuple[str, ...], command: Any) -> Iterator[tuple[str, str]]:
-        yield "-".join(names), command.format_help()
-        for action in command._actions:
-            if isinstance(action.choices, Mapping) and not action.option_strings:
-                for name, child in action.choices.items():
-                    yield from below((*names, name), child)
+    def below(names: tuple[str, ...], commands: Iterable[Command]) -> Iterator[tuple[str, str]]:
+        said = io.StringIO()
+        with suppress(SystemExit), redirect_stdout(said):
+            main([*names, "--help"])
+        yield "-".join(["dedloc", *names]), said.getvalue()
+        for command in commands:
+            yield from below((*names, command.name), command.below)
 
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
-        yield from list(below(("dedloc",), parser()))
+        yield from list(below((), chain.from_iterable(COMMANDS.values())))
     finally:
         del os.environ["COLUMNS"]
         if before is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.notebook.taking_part import OTHERWISE, SECRETS, Going, Views, take_part
+from dedloc_kit.notebook.taking_part import OTHER_ARGUMENTS, SECRETS, OpenSessions, Views, take_part
 from tests.invitations import ORGANIZER
 from tests.tiny import tiny_run
 
@@ -96,7 +96,7 @@ def test_a_cell_with_other_arguments_leaves_the_session_that_goes_on_alone_and_s
 ) -> None:
     where = tmp_path / "invitation.json"
     where.write_text(ORGANIZER.invites(tiny_run()).model_dump_json())
-    session, sessions, begun = Ended(), Going[Any](), list[str]()
+    session, sessions, begun = Ended(), OpenSessions[Any](), list[str]()
     panel = SimpleNamespace(show=lambda text: colab.append(f"shows: {text}"), widget=None)
     views = Views[Any](lambda session: panel, lambda session: None, lambda why: why, lambda text: text)
 
@@ -111,7 +111,7 @@ def test_a_cell_with_other_arguments_leaves_the_session_that_goes_on_alone_and_s
     assert cell("lends") == "shows: over"
     session.ended.clear()
     assert cell("trains") == "displayed", "of a panel that says why"
-    assert f"shows: {OTHERWISE}" in colab
+    assert f"shows: {OTHER_ARGUMENTS}" in colab
     session.ended.set()
     assert cell("trains") == "shows: over"
     assert begun == ["lends", "trains"]

@@ -138,8 +138,8 @@ class GradientSum:
         mean = loss.mean.detach().float()
         finite = torch.linalg.vector_norm(self.vector).isfinite() & mean.isfinite()
         self.vector.masked_fill_(~finite, 0.0)
-        told = self._copies.readout(torch.stack([mean, finite.float()]))
-        added = Added(samples, loss.weight, work, scale, told)
+        readout = self._copies.readout(torch.stack([mean, finite.float()]))
+        added = Added(samples, loss.weight, work, scale, readout)
         with self._lock:
             if self._pending is None:
                 self._pending = Pending(self.vector.new_zeros(self.layout.size + _TAIL))

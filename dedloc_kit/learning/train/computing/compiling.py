@@ -29,7 +29,8 @@ def compiler(folder: Path) -> Compile:
 
     It starts no processes to compile in parallel: each would take some hundred MB.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # Whatever is there: torch itself writes a folder of /tmp there, in which others could put code.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Imported here, for they take as long as the rest of torch.
     import torch._dynamo.config as tracing
