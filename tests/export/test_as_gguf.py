@@ -1,7 +1,6 @@
 """`dedloc export --to gguf`: what is written of a model, whatever a person names it by."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from dedloc_kit.export.export import export
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from tests.export.runs import LedRun
-from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.loopback_hub import LoopbackHub
 from tests.text_runs import mixed, text_run, write_text
 
 
@@ -30,12 +29,6 @@ def led(data: Path, tmp_path: Path) -> LedRun:
     led = LedRun(tmp_path / "run", text_run(data, "causal", tokenizer=str(data / "bpe")))
     led.step()
     return led
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with loopback_hub(monkeypatch, tmp_path / "cache") as served:
-        yield served
 
 
 def check(file: Path, led: LedRun) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from tests.commands import Running, assert_refused, dedloc
 from tests.export.runs import LedRun
 from tests.export.written import HALF
-from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.loopback_hub import LoopbackHub
 from tests.swarm.harness import wait_until
 from tests.text_runs import text_run, write_text
 from tests.tiny import tiny_run
@@ -38,12 +37,6 @@ def led(tmp_path: Path) -> LedRun:
     led = LedRun(tmp_path / "run", text_run(tmp_path, "causal"))
     led.step()
     return led
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with loopback_hub(monkeypatch, tmp_path / "cache") as served:
-        yield served
 
 
 def same(folder: Path, led: LedRun) -> bool:

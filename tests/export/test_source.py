@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,13 @@ from dedloc_kit.export.checkpoint_file import CheckpointFile
 from dedloc_kit.export.source import Finished, Trained, find, model_names
 from dedloc_kit.learning.train.state.checkpoint import load
 from tests.export.runs import LedRun
-from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.loopback_hub import LoopbackHub
 from tests.tiny import tiny_run
 
 
 @pytest.fixture
 def led(tmp_path: Path) -> LedRun:
     return LedRun(tmp_path / "run", tiny_run(), module="tests.tiny")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    with loopback_hub(monkeypatch, tmp_path / "cache") as served:
-        yield served
 
 
 def trained(where: Path, step: int | None = None) -> Trained:
