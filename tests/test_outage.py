@@ -90,7 +90,7 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
     with ExitStack() as stack:
         (tmp_path / "run.toml").write_text(TOML)
         host = network.address(0)
-        launch = ("launch", str(tmp_path / "run.toml"), "--host", host, "--port", "8100", "--host", host)
+        launch = ("launch", str(tmp_path / "run.toml"), "--swarm-host", host, "--port", "8100", "--host", host)
         coordinator = stack.enter_context(command(network, 0, tmp_path / "coordinator", *launch, *here))
         coordinator.wait_for("to join:")
 
@@ -102,7 +102,7 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
                 name,
                 "--microbatch",
                 "8",
-                "--host",
+                "--swarm-host",
                 network.address(number),
             )
             return stack.enter_context(command(network, number, tmp_path / name, *join, *here))

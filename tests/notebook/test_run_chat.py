@@ -70,7 +70,7 @@ def test_in_a_browser_one_types_stops_and_goes_on(swarm: ServedModel, tmp_path: 
         lab.write("chat.ipynb", cell_of(swarm))
         open_and_run(page, lab, "chat.ipynb")
         panel = page.locator(".dedloc-chat")
-        panel.get_by_text("Ready").wait_for()
+        panel.get_by_role("button", name="Send").and_(page.locator(":enabled")).wait_for()
         assert "see what you type" in panel.inner_text()
         box = panel.locator("textarea")
         box.press_sequentially("hello")
