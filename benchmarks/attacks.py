@@ -30,12 +30,12 @@ from benchmarks.convergence import prepare
 from benchmarks.lib.aggregators import CenteredClip, Median
 from benchmarks.lib.hostile_peers import ATTACKS
 from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Training
+from dedloc_kit.config.loading import local, parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local, parse_run
-from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed
 

@@ -21,16 +21,16 @@ import torch
 from benchmarks.lib.network import open_network
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
 from benchmarks.lib.small_parquet import as_parquet
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import local_copies
-from dedloc_kit.run.task import Source
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback

@@ -24,9 +24,9 @@ from benchmarks.lib.measure import SAMPLES_PER_MICROBATCH, SYSTEMS, WARM_UP_STEP
 from benchmarks.lib.network import read_network
 from benchmarks.lib.peers import end_on_signal
 from benchmarks.lib.task import simulated_run
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 
 _ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}{:>13}"
 REAL_MICROBATCH = 4

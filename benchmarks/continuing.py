@@ -20,6 +20,8 @@ import pyarrow
 import torch
 from pyarrow import parquet
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
@@ -28,8 +30,6 @@ from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, tra
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 6, 12
 VOCABULARY, CHARACTERS = 4000, 2_000_000

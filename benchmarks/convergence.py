@@ -36,6 +36,10 @@ from torch import Tensor
 from benchmarks.lib import pipelined, sparse_steps
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.pipelined import PIPELINED
+from dedloc_kit.config.loading import load_run, local, parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import Batch, create_task
@@ -44,10 +48,6 @@ from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run, local, parse_run
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback

@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 import numpy as np
 import requests
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 
 CALLS = (
     *(

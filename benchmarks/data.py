@@ -35,6 +35,9 @@ import numpy as np
 from benchmarks.lib.code_data import coded
 from benchmarks.lib.packed_data import packed
 from benchmarks.lib.small_parquet import as_parquet
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.sentences import sentences
@@ -43,9 +46,6 @@ from dedloc_kit.learning.data.text.tokens import DocumentTokenizer, vocabulary_h
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.learning.tasks.batches import batches_of
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 
 _ROW = "{:16}{:>13}{:>20}{:>10}{:>16}{:>10}"
 _WINDOW = 32

@@ -44,6 +44,9 @@ from benchmarks.lib.mixture import PlainLoop
 from benchmarks.lib.network import read_network
 from benchmarks.lib.peers import end_on_signal
 from benchmarks.lib.simulated_hosts import Trouble, simulated
+from dedloc_kit.config.loading import load_run, parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Experts, Ticket
 from dedloc_kit.experts.mixture import connect
@@ -51,9 +54,6 @@ from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run, parse_run
-from dedloc_kit.run.seeds import seed_of
 
 IN_FLIGHT = (1, 3)
 """Microbatches that each trainer has on its way: of a volunteer with one device, and with three."""

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.places import local_copies
 from dedloc_kit.events import AnyEvent, Joined, LocalProgress, State, StepDone
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.run.places import local_copies
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.supervisor import Notice, Supervisor
 from dedloc_kit.worker import Worker

@@ -24,12 +24,12 @@ from statistics import mean
 from typing import Any
 from urllib.request import urlopen
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import AnyEvent, Evaluated, Peers, StepDone
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.run.places import local_copies
 from dedloc_kit.session.session import Session
 
 CHECKOUT = Path(__file__).parents[1]

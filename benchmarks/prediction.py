@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.console import Console
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.home import home
@@ -23,8 +25,6 @@ from dedloc_kit.organizer.check import rehearse
 from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, predict
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import local_copies
 
 _ROW = "{:12}{:>14}{:>9}{:>12}{:>12}{:>8}   {}"
 _WARM_UP_STEPS = 3

@@ -19,6 +19,10 @@ from statistics import mean, stdev
 import torch
 
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import batches_of
@@ -29,10 +33,6 @@ from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.places import local_copies
-from dedloc_kit.run.seeds import seed_of
 
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
 _METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"

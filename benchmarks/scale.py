@@ -33,12 +33,12 @@ from benchmarks.lib.forked import (
 )
 from benchmarks.lib.peers import Event, step_of
 from benchmarks.lib.task import simulated_run
+from dedloc_kit.config.machine import CoordinatorConfig, PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.coordinator import coordinator
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig
 
 JOINING_AT_ONCE = 4
 FIRST_PORT = 20_000

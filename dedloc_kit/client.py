@@ -9,6 +9,8 @@ import requests
 from pydantic import BaseModel, ConfigDict, Field
 from urllib3.exceptions import HTTPError
 
+from dedloc_kit.config.parts import MAX_STAGES
+from dedloc_kit.config.section import HUB_REPOSITORY, PLAIN_TEXT
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
@@ -24,8 +26,6 @@ from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Checks
 from dedloc_kit.records.record import PEER_ID, Count, PeerId, PeerText, Reason, Record, RunId, Time
 from dedloc_kit.records.steps import Absence
-from dedloc_kit.run.parts import MAX_STAGES
-from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT
 from dedloc_kit.serving.config import swarm_of
 
 TIMEOUT = 10.0

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
+from dedloc_kit.config.parts import MAX_STAGES
 from dedloc_kit.fetching import arrived
 from dedloc_kit.grid import ExpertHost, ExpertLayer, held
 from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
@@ -13,7 +14,6 @@ from dedloc_kit.records.experts import MAX_ASSIGNED_HOSTS
 from dedloc_kit.records.orders import Announcement, Checks, Decay
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.parts import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
 
 RATE_SECONDS = 3.0

@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from dedloc_kit.config.places import ON_HUB, published
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import bound_silence, fetched
 from dedloc_kit.machine.account import leave_no_token
@@ -19,9 +22,6 @@ from dedloc_kit.machine.hidden_characters import check_pasted, why_no_token
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import ON_HUB, published
-from dedloc_kit.run.section import HUB_REPOSITORY
 
 RUN_FILE = "run.json"
 CARD_FILE = "README.md"

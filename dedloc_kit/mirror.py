@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from dedloc_kit.client import NoAnswer, find_invitation, repository_of
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
@@ -15,7 +16,6 @@ from dedloc_kit.events import AnyEvent, Failed, Joined
 from dedloc_kit.machine.home import home, peer_folder
 from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.worker import Worker, collector_job
 
 FIRST_PAUSE, MAX_PAUSE = 10.0, 300.0

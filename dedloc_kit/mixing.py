@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.human import some
 from dedloc_kit.events import AnyEvent, Hosted, State, Warned
 from dedloc_kit.experts.calls import Experts, Microbatch, counting
@@ -19,7 +20,6 @@ from dedloc_kit.learning.task import Batch, Loss
 from dedloc_kit.learning.train.computing.card import LossFunction, samples_in
 from dedloc_kit.machine.survey import machine_at
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.settled import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer

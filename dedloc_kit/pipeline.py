@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, Field
 
+from dedloc_kit.config.parts import MAX_STAGES
 from dedloc_kit.records.record import Count, PeerId, PeerText
-from dedloc_kit.run.parts import MAX_STAGES
 
 HOLDING_STATES = ("online", "moving")
 """In these a peer computes the stage that it names."""

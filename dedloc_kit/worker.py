@@ -27,6 +27,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions, PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, Warned, parse_event
 from dedloc_kit.fetching import tell_downloads
@@ -36,8 +38,6 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.machine.private import make_private, open_private
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
 from dedloc_kit.serving.config import ServerConfig
 
 Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach", "server", "user"]

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dedloc_kit.config.section import PositiveInt, Section
 from dedloc_kit.learning.task import Batch, Example, Feature, Loss, Task, prepared, rows
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.section import PositiveInt, Section
 
 END, VOCABULARY = 0, 256  # no text holds a zero byte, so it may end each document
 

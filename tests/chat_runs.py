@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import Source
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from tests.text_runs import WORDS, text_run
 
 Turns = list[dict[str, str]]

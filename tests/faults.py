@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import Says

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.keys import peer_id, public
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.swarm import SwarmConfig
 
 
 class Organizer:

@@ -307,7 +307,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who lends a line and would give the state too holds none",
-        "run/peer.py",
+        "config/machine.py",
         "return self.give_state or not self.auxiliary",
         "return not self.auxiliary",
         "tests/roles/test_lender.py -k one_gives_the_state",
@@ -3898,7 +3898,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sparse steps keep the outer momentum",
-        "run/averaging.py",
+        "config/averaging.py",
         '{"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}',
         "given",
         "tests/test_run.py -k sparse_steps",
@@ -5785,7 +5785,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a key that came later renames every run",
-        "run/section.py",
+        "config/section.py",
         "                values.pop(name, None)\n",
         "                pass\n",
         "tests/test_run.py -k fingerprint",
@@ -6030,14 +6030,14 @@ MUTATIONS = (
     ),
     Mutation(
         "how codes are made names another run",
-        "run/loading.py",
+        "config/loading.py",
         "    values.pop(IMAGES, None)\n",
         "    values.setdefault('about', str(values.pop(IMAGES, ''))[:500])\n",
         "tests/organizer/test_images.py -k no_part_of_the_run",
     ),
     Mutation(
         "the public learns where the picture model lies",
-        "run/task.py",
+        "config/task.py",
         '("tokenizer", "start", "pictures.model")',
         '("tokenizer", "start")',
         "tests/test_hub.py -k only_the_name",

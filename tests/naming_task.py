@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import TinyTask
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 ORDER = (
     {"version", "errors", "validation"},
     {"keys", "machine", "resources", "pretrained"},
-    {"run", "distribution", "regions", "fetching"},
+    {"config", "distribution", "regions", "fetching"},
     {"records"},
     {"serving", "pipeline", "grid"},
     {"events", "memory", "hub", "pipe"},

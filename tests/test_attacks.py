@@ -10,11 +10,11 @@ from benchmarks.lib.attacked import Brought, Swarm
 from benchmarks.lib.hostile_peers import ATTACKS, Sight
 from benchmarks.lib.party import Party
 from benchmarks.lib.played import HOSTILE, Defence, Training
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MakeReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed

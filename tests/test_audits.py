@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.events import Failed, Joined, LocalProgress, StepDone, Warned
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.steering.orders import OrderBook
 from tests.swarm.harness import Peer, Swarm
 from tests.text_runs import text_run, write_text

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Left, Peers, State, Warned
 from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.records.orders import Decay
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
 from tests.tiny import TinyTask, tiny_run

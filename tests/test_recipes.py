@@ -11,6 +11,9 @@ import torch
 
 from benchmarks import continuing
 from benchmarks.lib.mixture import PlainLoop
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.experts.bank import names_of
 from dedloc_kit.experts.network import Network
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
@@ -24,9 +27,6 @@ from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.organizer.init import PURPOSES
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.task import Source
 from tests.batches import batches_from
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}

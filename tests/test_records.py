@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.parts import PipelineConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
 from dedloc_kit.records.admission import AccessAnswer
@@ -19,9 +22,6 @@ from dedloc_kit.records.record import MAX_REASON, PeerText, Record
 from dedloc_kit.records.stages import MAX_IN_FLIGHT, StageOffer
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.parts import PipelineConfig
 from dedloc_kit.version import __version__
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 

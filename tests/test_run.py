@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.machine import CoordinatorConfig, PeerConfig, parsed
+from dedloc_kit.config.places import volunteers_read
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import CoordinatorConfig, PeerConfig, parsed
-from dedloc_kit.run.places import volunteers_read
-from dedloc_kit.run.seeds import seed_of
 from tests.tiny import tiny_run
 
 

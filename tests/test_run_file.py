@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
 
 
 def write(path: Path, text: str) -> Path:

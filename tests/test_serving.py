@@ -18,11 +18,11 @@ from dedloc_kit.blocks.adapters.lora import LoraConfig
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights.weights import load
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Served as Seen
 from dedloc_kit.inference import tuning
 from dedloc_kit.machine.isolation import isolated
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.serving.client import checking
 from tests import fork_server
 from tests.blocks import tiny

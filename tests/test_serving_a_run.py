@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
 from dedloc_kit.learning.evaluate.pretrained import with_weights
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.worker import server_job
 from tests.served import Server
 from tests.swarm.harness import Swarm

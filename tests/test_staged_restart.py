@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load as load_bytes
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Left, State, StepDone
 from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.learning.train.state.orders import DECAY_START, RATE, REWOUND
 from dedloc_kit.records.state import STATE_FILE
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Peer, Swarm, difference, ledger_of, processes_of, wait_until

@@ -44,7 +44,7 @@ def test_an_installed_wheel_finds_everything_that_it_needs(commands: Path, tmp_p
     show = """
 import dedloc_kit
 from dedloc_kit.resources import recipe, shipped, small_text
-from dedloc_kit.run.loading import load_run
+from dedloc_kit.config.loading import load_run
 print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), small_text(), sep="\\n")
 print(load_run(recipe("albert-demo") / "run.toml").run_id)
 """

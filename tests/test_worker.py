@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit import worker
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.worker import KEPT_MEMORY, Worker, coordinator_job
 from tests import fork_server
 from tests.swarm.harness import Swarm, processes_of, wait_until

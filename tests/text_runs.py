@@ -9,9 +9,9 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.tokenizers.special_tokens import CLS, MASK, PAD, SEP, UNK
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 END = "<|endoftext|>"

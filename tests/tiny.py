@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import Section
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.task import Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.section import Section
-from dedloc_kit.run.seeds import seed_of
 from tests.in_rows import divide
 
 WIDTH = 8

@@ -29,10 +29,10 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.client import fetch_state
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService

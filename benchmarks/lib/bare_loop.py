@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dedloc_kit.config.loading import local, parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
@@ -21,8 +23,6 @@ from dedloc_kit.learning.train.computing.card import Batch, Card
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.organizer.prepare import prepare_tokenizer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local, parse_run
 
 TASKS = ("albert", "causal", "encoder")
 _ROW = "{:10}{:>14}{:>14}{:>8}"

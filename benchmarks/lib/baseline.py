@@ -22,13 +22,13 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 
 _LEAVE_SECONDS = 10.0
 

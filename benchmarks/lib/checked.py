@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.lib.gang import Gang
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.probation import Probation

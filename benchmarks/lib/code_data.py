@@ -20,6 +20,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from benchmarks.lib.picture_training import Training, architecture_of
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, read_code_shard
 from dedloc_kit.learning.data.pictures.images import each_decoded
 from dedloc_kit.learning.data.sources.shards import find_shards
@@ -33,9 +36,6 @@ from dedloc_kit.learning.models.picture_model.files import completed, pictures_o
 from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
 from dedloc_kit.learning.models.picture_model.settings import Images
 from dedloc_kit.organizer.images import prepare_caption_tokenizer, prepare_code_shards
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 
 _ROW = "{:26}{:>14}{:>14}{:>24}{:>10}"
 SETTINGS = {"32 px, 8 x 8 of 256": (256, 8, 32, 2000), "256 px, 32 x 32 of 8,192": (8192, 32, 256, 128)}

@@ -19,9 +19,9 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate

@@ -27,13 +27,13 @@ from hivemind.moe import RemoteMixtureOfExperts, Server, get_experts
 from hivemind.p2p import P2P
 from torch import Tensor
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, Microbatch, counting
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records.experts import HostOffer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.computing import Computing
 from dedloc_kit.swarm.experts.hosts import Hosts

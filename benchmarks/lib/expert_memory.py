@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks.lib.mixed_task import mixed_run
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.pipeline_memory import Watch
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.bank import names_of
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
 
 STATE_BYTES, PARTS = 16, 4
 """Of a parameter, where one machine holds all; into how many parts no process may hold more than one of."""

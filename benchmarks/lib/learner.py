@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.build import local_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
 
 
 class Learner:

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.lib.picture_training import Training, architecture_of, train
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.folder import new_folder
 from dedloc_kit.learning.data.pictures.images import each_decoded
 from dedloc_kit.learning.data.sources.stream import shuffled
@@ -19,8 +21,6 @@ from dedloc_kit.learning.models.picture_model.captioned import captioned
 from dedloc_kit.learning.models.picture_model.files import pictures_of
 from dedloc_kit.learning.models.picture_model.loading import save
 from dedloc_kit.learning.models.picture_model.settings import load_images
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.seeds import seed_of
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.pipeline.moving import STATE_BYTES
 
 SYSTEMS = ("alone", "ours", "hivemind")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.lib.task import Device, simulated_run, wait_for_start
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import Section
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.experts.mixture import Mixture, imbalance_of
 from dedloc_kit.learning.task import Feature, Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import Section
-from dedloc_kit.run.seeds import seed_of
 
 NOWHERE = {"dataset": "none/none"}
 """Data that the run names and nobody reads."""

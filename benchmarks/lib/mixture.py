@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Microbatch, counting
 from dedloc_kit.experts.mixture import connect
@@ -12,7 +13,6 @@ from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.loss_scale import loss_scaled
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
 
 
 class PlainLoop:

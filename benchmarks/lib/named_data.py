@@ -3,11 +3,11 @@
 from functools import lru_cache
 from itertools import islice
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.sampler import Origin
 from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.tasks.batches import Batches, origin_of
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.trust.pledge import Work
 
 

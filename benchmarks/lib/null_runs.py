@@ -17,6 +17,9 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks.lib.null_card import PinnedMemory
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.labels import PLACES, TARGETS
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
@@ -26,9 +29,6 @@ from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, sources_toml
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 
 NARROW, WORDS, TOKENS = 64, 512, 16
 """The narrow model's width and vocabulary, and of how many tokens of a microbatch it computes."""

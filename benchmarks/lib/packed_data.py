@@ -12,15 +12,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, sources_toml
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 
 _ROW = "{:12}{:>14}{:>26}{:>10}"
 

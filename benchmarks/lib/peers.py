@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions, PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
 from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
 C = TypeVar("C", bound=PeerConfig)

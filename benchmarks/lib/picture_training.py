@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
 from dedloc_kit.learning.data.pictures.images import Pixels
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.encoding import stacked
 from dedloc_kit.learning.models.picture_model.loading import as_floats
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 
 _COMMITMENT = 0.25
 _WEIGHT_DECAY = 1e-4

@@ -18,8 +18,8 @@ from benchmarks.lib.forked import Swarm, snapshot
 from benchmarks.lib.network import Line, Network
 from benchmarks.lib.simulated_stage import NOBODY, Board, Place, play
 from benchmarks.lib.task import simulated_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
 
 START_SECONDS, STALL_SECONDS = 240.0, 240.0
 """By then a peer has joined, or a step is done, or they never will."""

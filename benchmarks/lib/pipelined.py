@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.config.loading import local, parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch, StageTask, Task
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local, parse_run
 from dedloc_kit.swarm.remote import activations
 
 LAYERS, STAGES = 6, 3

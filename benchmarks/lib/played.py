@@ -18,8 +18,8 @@ from benchmarks.lib.gang import Excused, Gang
 from benchmarks.lib.hostile_peers import Attack
 from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Task
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges

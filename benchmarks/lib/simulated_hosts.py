@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest import mock
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.records.experts import HostOffer
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.experts.asking import RemoteExperts
 from dedloc_kit.swarm.experts.hosts import Hosts
 from dedloc_kit.swarm.experts.offer import layers_of

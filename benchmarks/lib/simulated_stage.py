@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from benchmarks.lib.best_pipeline import LENGTH, ROWS, WIDTH
 from benchmarks.lib.network import enter
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.events import AnyEvent, Joined
-from dedloc_kit.run.config import MAX_BATCHES, RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import addresses_of

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.learner import Learner
+from dedloc_kit.config.loading import local, parse_run
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local, parse_run
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
 from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback

@@ -14,11 +14,11 @@ from typing import Annotated
 from pydantic import Field
 
 from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.config.swarm import SwarmConfig
+from dedloc_kit.config.trust import HubName
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records.record import Record, Time
-from dedloc_kit.run.swarm import SwarmConfig
-from dedloc_kit.run.trust import HubName
 
 MACHINES = 10
 """Of one person at the same time, unless the organizer says otherwise."""

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from dedloc_kit.access.codes import MACHINES
+from dedloc_kit.config.trust import HubName
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.record import PeerId, Record, Time
-from dedloc_kit.run.trust import HubName
 from dedloc_kit.validation import describe
 
 R = TypeVar("R", bound=Record)

@@ -18,10 +18,10 @@ from dedloc_kit.access.guests import (
     write_admissions,
 )
 from dedloc_kit.access.hub_account import whose_token
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records.admission import TOKEN_SECONDS
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import swarm_of
 from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.orders import ORDERS_FILE, OrderBook

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.api.requests import AnyRequest
-from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.config.seeds import seed_of
 
 _LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON does not have; OpenAI's API says the same of what is unlikely."""

@@ -11,9 +11,9 @@ from typing import Any
 from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, skeleton
 from dedloc_kit.blocks.weights.manifest import Manifest, describe_folder
 from dedloc_kit.blocks.weights.weights import WHOLE, locate
+from dedloc_kit.config.section import public_name
 from dedloc_kit.errors import UserError
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, load_pretrained_tokenizer
-from dedloc_kit.run.section import public_name
 
 FILES = (*TOKENIZER_FILES, GENERATION_CONFIG)
 """What a user needs beside the weights, if it is there."""

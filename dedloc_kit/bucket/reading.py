@@ -15,7 +15,7 @@ from functools import partial
 
 from dedloc_kit.bucket.contents import MAX_INDEX_BYTES, Chunk, Index
 from dedloc_kit.bucket.fetching import Refused, Room, Unavailable, fetch
-from dedloc_kit.run.section import HUB_REPOSITORY
+from dedloc_kit.config.section import HUB_REPOSITORY
 
 STREAMS = 6
 """One connection alone leaves a long line idle again and again."""

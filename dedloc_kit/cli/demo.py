@@ -18,6 +18,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from dedloc_kit.cli.interrupts import TEMPORARY
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
@@ -27,9 +30,6 @@ from dedloc_kit.machine.home import home, remember_copies
 from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.evaluation import Continuation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions
-from dedloc_kit.run.places import local_copies
 from dedloc_kit.worker import Worker, volunteer_job
 
 _TALKING = {"causal", "chat"}

@@ -1,4 +1,4 @@
-"""Options of a command that are made of the fields of a class; see `dedloc_kit.run.peer`."""
+"""Options of a command that are made of the fields of a class; see `dedloc_kit.config.machine`."""
 
 import argparse
 import re
@@ -10,8 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from dedloc_kit.run.option import Option, default_of, options_of
-from dedloc_kit.run.section import Section
+from dedloc_kit.config.option import Option, default_of, options_of
+from dedloc_kit.config.section import Section
 
 
 def add_options(

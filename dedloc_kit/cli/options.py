@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dedloc_kit.run.config import RunConfig
+    from dedloc_kit.config.run import RunConfig
 
 LAST_PORT = 65535
 INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
@@ -19,7 +19,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run_of(options: argparse.Namespace) -> "RunConfig":
     """The run that the options of `add_run` name, with the hash of its picture model if it has one."""
-    from dedloc_kit.run.loading import load_run
+    from dedloc_kit.config.loading import load_run
 
     run = load_run(options.run, options.overrides)
     if "pictures" in run.task.options:
@@ -70,7 +70,7 @@ def code_for(options: argparse.Namespace) -> str:
 
 
 def port(text: str) -> int:
-    from dedloc_kit.run.peer import LAST_PORT
+    from dedloc_kit.config.machine import LAST_PORT
 
     if not (text.isascii() and text.isdigit()) or int(text) > LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be a TCP port, from 0 to {LAST_PORT}")

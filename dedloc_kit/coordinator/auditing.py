@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.learning.train.computing.recomputing import on_cpu
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService

@@ -14,6 +14,9 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
 from dedloc_kit.bucket.writing import writer_of
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.coordinator.auditing import Auditing
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
@@ -38,9 +41,6 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.regions import Countries, Regions
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.coordinator.lasting import LastingRecord, despite_a_full_disk
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
@@ -24,8 +26,6 @@ from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.steering.divergence import Divergence, far_above
 
 Measured = Evaluation | tuple[float, float]

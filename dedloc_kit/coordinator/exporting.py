@@ -3,13 +3,13 @@
 import logging
 from pathlib import Path
 
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.run.peer import CoordinatorConfig
 
 _log = logging.getLogger(__name__)
 

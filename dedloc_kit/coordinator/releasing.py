@@ -14,11 +14,11 @@ from pathlib import Path
 from torch import Tensor
 
 from dedloc_kit.blocks.served import read_model
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Task
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.serving.offer import MAX_VERSIONS
 from dedloc_kit.swarm.peer import SwarmPeer

@@ -5,6 +5,7 @@ import logging
 import tempfile
 from pathlib import Path
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, find
@@ -15,7 +16,6 @@ from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import StageCost
 from dedloc_kit.learning.task import Batch, Loss, StageTask, Task
@@ -22,7 +23,6 @@ from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.machine.needs import StageMemory
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _SHORT = 64

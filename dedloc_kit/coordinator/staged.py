@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.in_parts import evaluated_in_parts
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
@@ -26,8 +28,6 @@ from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.incidents import Incidents

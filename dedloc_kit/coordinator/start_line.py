@@ -2,11 +2,11 @@
 
 import logging
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import public_name
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Task
 from dedloc_kit.ledger import Ledger, StartPoint
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import public_name
 
 _log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Recent
 from dedloc_kit.dashboard.http.openapi import DESCRIPTION
@@ -18,7 +19,6 @@ from dedloc_kit.dashboard.routes.entrance import Entrance
 from dedloc_kit.dashboard.routes.exports import Exports
 from dedloc_kit.dashboard.routes.organizer import Denied, denial
 from dedloc_kit.events import AnyEvent
-from dedloc_kit.run.config import RunConfig
 
 _FACTS_SECONDS = 1.0
 """How old the state may be that programs are told."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.parts import ExpertsConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, current_microbatch
 from dedloc_kit.experts.expert import Expert, Pinned, Sum
 from dedloc_kit.experts.kept import Kept
@@ -18,9 +21,6 @@ from dedloc_kit.experts.refused import Refused
 from dedloc_kit.experts.usual import Usual
 from dedloc_kit.learning.train.flat import Room
 from dedloc_kit.learning.train.state.checkpoint import is_finite
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import ExpertsConfig
-from dedloc_kit.run.seeds import seed_of
 
 KEPT_SECONDS = 120.0
 """A backward call that has not come by then does not come."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.learning.train.flat import FlatLayout, Room, placed_together
@@ -17,7 +18,6 @@ from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.optim.portable import norm
 from dedloc_kit.learning.train.state.checkpoint import is_finite
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 AHEAD = 1
 """Global steps beyond the next one that gradients may be for: a trainer hears of a step before a host does."""

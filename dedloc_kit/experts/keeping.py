@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.expert import Sum
@@ -18,7 +19,6 @@ from dedloc_kit.learning.train.computing.device import out_of_memory
 from dedloc_kit.learning.train.flat import placed
 from dedloc_kit.learning.train.state.rooms import give_back_large
 from dedloc_kit.learning.train.state.sketch import TOLERANCE
-from dedloc_kit.run.config import RunConfig
 
 _log = logging.getLogger(__name__)
 

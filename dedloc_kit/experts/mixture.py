@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.experts.calls import Cell, Experts
 from dedloc_kit.experts.gate import Gate, choose, imbalance
 from dedloc_kit.learning.train.computing.loss_scale import loss_scale
-from dedloc_kit.run.parts import ExpertsConfig
 
 
 class _Link:

@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.parts import ExpertsConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.frozen import Frozen
@@ -24,8 +26,6 @@ from dedloc_kit.learning.train.state.rooms import give_back_large
 from dedloc_kit.learning.train.state.state import Position, SharedOptimizer, TrainingState
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import ExpertsConfig
 
 SETTLED_SECONDS = 10.0
 """So long after the trunk at the latest the experts have taken a step, if anybody knows of how many samples."""

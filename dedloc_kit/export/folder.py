@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.model_card import model_card
@@ -21,7 +22,6 @@ from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.ledger import Contributor, EvaluationPoint, Ledger
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
 
 LEDGER_FILE = "ledger.sqlite"
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import public_name
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.export.scores import table
@@ -17,9 +20,6 @@ from dedloc_kit.learning.task import Usage
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import public_name
-from dedloc_kit.run.task import Source
 
 LISTED = 200
 """Contributors beyond these are counted, not listed."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dedloc_kit.config.section import public_name
 from dedloc_kit.display.human import visible
 from dedloc_kit.learning.evaluate.report import Report
-from dedloc_kit.run.section import public_name
 
 REPORTS = "evaluation*.json"
 """The names of files in the run's folder that are taken for such results."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dedloc_kit.blocks.weights.manifest import INDEX, SINGLE, weight_files
+from dedloc_kit.config.places import with_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.checkpoint_file import CheckpointFile
 from dedloc_kit.hub import CARD_FILE, HubUnavailable, model_files, repository_and_revision
@@ -22,8 +24,6 @@ from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, MODEL_FOLDER, TOKEN
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Requirement
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import with_copies
 from dedloc_kit.version import __version__
 
 if TYPE_CHECKING:

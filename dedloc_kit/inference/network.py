@@ -14,12 +14,12 @@ from torch import Tensor
 from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.client import find_invitation
+from dedloc_kit.config.machine import PeerConfig, parsed
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.pipe import Pipe
-from dedloc_kit.run.peer import PeerConfig, parsed
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ServingConfig, served_by_swarm
 from dedloc_kit.worker import Worker, user_job
 

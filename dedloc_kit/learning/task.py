@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import Section
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.types import (
     WITHOUT,
@@ -32,10 +36,6 @@ from dedloc_kit.learning.types import (
     rows,
 )
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import Section
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 from dedloc_kit.validation import describe
 
 if TYPE_CHECKING:

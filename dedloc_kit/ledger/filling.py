@@ -17,13 +17,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from dedloc_kit.config.section import PLAIN_TEXT
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, of_another_version, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
 from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 from dedloc_kit.records.evaluation import Evaluation, Picture
 from dedloc_kit.records.steps import MAX_LOSS, LeftOut
-from dedloc_kit.run.section import PLAIN_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.client import fetch_invitation
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import HUB_REPOSITORY
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import swarm_of
 
 _CELLS, _CHAT = (Path(__file__).with_name(name) for name in ("cells.md", "chat.md"))

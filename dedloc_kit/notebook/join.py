@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.keywords import checked, keywords_of
 from dedloc_kit.notebook.taking_part import OpenSessions, Participation, Views, refuse, take_part
-from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 

@@ -1,12 +1,12 @@
-"""Functions whose keyword arguments are the fields of a class; see `dedloc_kit.run.peer`."""
+"""Functions whose keyword arguments are the fields of a class; see `dedloc_kit.config.machine`."""
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dedloc_kit.run.option import default_of, options_of
-from dedloc_kit.run.peer import PeerConfig, parsed
+from dedloc_kit.config.machine import PeerConfig, parsed
+from dedloc_kit.config.option import default_of, options_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,6 +10,12 @@ from pathlib import Path
 from rich.table import Table
 
 from dedloc_kit.bucket.trying import try_bucket
+from dedloc_kit.config.loading import local
+from dedloc_kit.config.machine import JoinOptions, parsed
+from dedloc_kit.config.places import names_local_files
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import public_name
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.helping import LITTLE, Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
@@ -29,12 +35,6 @@ from dedloc_kit.organizer.prediction import (
     state_bytes,
     volunteers_rate,
 )
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local
-from dedloc_kit.run.peer import JoinOptions, parsed
-from dedloc_kit.run.places import names_local_files
-from dedloc_kit.run.section import public_name
-from dedloc_kit.run.task import Source
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01

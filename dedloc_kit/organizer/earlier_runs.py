@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from dedloc_kit.run.config import RunConfig
+from dedloc_kit.config.run import RunConfig
 
 
 def earlier_run(run: RunConfig, folder: Path) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
-from dedloc_kit.run.task import Source
 
 _CHARACTERS, _EXCERPT = 2_000_000, 20_000
 _AT_ONCE = 64

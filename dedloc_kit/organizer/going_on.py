@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import SEQUENCE_LENGTH, TaskConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import SEQUENCE_LENGTH, TaskConfig
 
 
 def model_folder(where: str, folder: Path) -> Path:

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.counting import CountDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
@@ -19,7 +20,6 @@ from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, ca
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
 from dedloc_kit.learning.models.picture_model.settings import Images
 from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
-from dedloc_kit.run.config import RunConfig
 
 HELD_OUT = "test"
 """The split of the shards with the pictures that are held out."""

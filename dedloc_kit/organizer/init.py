@@ -12,17 +12,17 @@ from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.prompt import Prompt
 
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY, public_name
+from dedloc_kit.config.swarm import Name
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.notebook.generate import notebooks_to_be
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.section import HUB_REPOSITORY, public_name
-from dedloc_kit.run.swarm import Name
-from dedloc_kit.run.task import Source
 
 _HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
 """The head of a section in a recipe, with the comments right above it."""

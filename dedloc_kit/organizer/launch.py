@@ -9,6 +9,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions
+from dedloc_kit.config.places import local_copies, names_local_files
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.dashboard.routes import organizer
@@ -26,9 +29,6 @@ from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, LaunchOptions
-from dedloc_kit.run.places import local_copies, names_local_files
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.steering.webhook import Webhook

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Self
 
+from dedloc_kit.config.machine import PageOptions
 from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.peer import PageOptions
 from dedloc_kit.steering.webhook import webhook_address
 
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.events import Rehearsed, StageCost
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.organizer.prediction import COLLABORATING, DAY, DEVICES, HERE, ROUND_SECONDS, Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE, Line, round_time
-from dedloc_kit.run.config import RunConfig
 
 VALUE_BYTES = {"8bit": 1.0, "float16": 2.0, "none": 4.0}
 """Of a hidden state as it travels; the scales of 8 bits are little beside it."""

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.helping import Helpers
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.needs import gpu_memory_needed
 from dedloc_kit.organizer.round_time import STAY, Line, round_time
-from dedloc_kit.run.config import RunConfig
 
 DAY = 86_400.0
 DEFAULT_LINE = 20e6 / 8

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.learning.models.picture_model.files import completed
 from dedloc_kit.organizer.going_on import going_on_from, model_folder
 from dedloc_kit.resources import recipe, small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _UNNAMED = "@COMMIT"
 """The end of a recipe's `task.start` that leaves the choice to its user."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, RootModel, ValidationError
 
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
 from dedloc_kit.learning.data.sources.losses import HOPELESS, Losses
@@ -20,8 +22,6 @@ from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import numbered_texts
 from dedloc_kit.learning.data.text.token_shards import FILE_TOKENS, shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import Document
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _PROGRESS = "progress.json"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import public_name
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.counting import CountDisplay
 from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import public_name
-from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
     from dedloc_kit.learning.data.text.tokens import Document

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, Self
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.places import check_names, published
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import Url
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import has_signed, public, sign
 from dedloc_kit.records.record import Address, Count, PeerId, Record, RunId
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.places import check_names, published
-from dedloc_kit.run.section import Url
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 from dedloc_kit.version import __version__
 

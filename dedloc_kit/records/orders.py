@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from dedloc_kit.config.section import PLAIN_TEXT
 from dedloc_kit.records.record import Base64, Count, Digest, Record, RunId, Time
-from dedloc_kit.run.section import PLAIN_TEXT
 
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 MAX_REFUSED = 1280

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dedloc_kit.run.section import PLAIN_TEXT
+from dedloc_kit.config.section import PLAIN_TEXT
 from dedloc_kit.validation import describe
 
 Count = Annotated[int, Field(ge=0, le=2**53)]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dedloc_kit.client import Measured, SentAway, fetch_measured, fetch_rounds, fetch_state
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.coordinator.publishing.copies import Copies
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone
@@ -21,7 +22,6 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Announcement, Checks, Instructions
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.observer import Finished, Observer, watching
 
 POLL_SECONDS = 1.0

@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, telling_loaded
 from dedloc_kit.machine.account import CODE
@@ -15,8 +17,6 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 
 LOOK_SECONDS = 1.0

@@ -13,6 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.places import volunteers_read
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import public_name
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source, TaskConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.coordinator.stage_costs import rows_of, stage_costs
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, StageCost, State, Warned
@@ -45,13 +52,6 @@ from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.roles.overlap import Fingerprints
 from dedloc_kit.roles.survey import survey
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import JoinOptions
-from dedloc_kit.run.places import volunteers_read
-from dedloc_kit.run.section import public_name
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source, TaskConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _BATCHES = 4

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.learning.data.loader import Loader
@@ -24,8 +26,6 @@ from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive

@@ -11,6 +11,9 @@ from contextlib import ExitStack
 import torch
 
 from dedloc_kit.blocks.plans.stages import Move, Stage
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.places import with_copies
+from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
@@ -24,9 +27,6 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.data import feed_of, positions_of
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
-from dedloc_kit.run.config import MAX_BATCHES, RunConfig
-from dedloc_kit.run.peer import JoinOptions
-from dedloc_kit.run.places import with_copies
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import Captioned
 from dedloc_kit.learning.data.pictures.images import file_of, flaw
@@ -20,7 +21,6 @@ from dedloc_kit.learning.data.sources.splits import canonical, names_split
 from dedloc_kit.learning.data.text.conversations import Conversation
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.roles.overlap import Fingerprints
-from dedloc_kit.run.task import Source
 
 ROWS = 1000
 """Of each file, at most."""

@@ -26,14 +26,14 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plans.plan import Server
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.blocks.weights.manifest import Manifest
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, State, Warned, telling_loaded
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swarm
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip

@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.places import with_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
 from dedloc_kit.learning.data.loader import Loader
@@ -29,9 +32,6 @@ from dedloc_kit.roles.lender import lender
 from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import JoinOptions
-from dedloc_kit.run.places import with_copies
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
+from dedloc_kit.config.machine import Devices, PeerConfig
+from dedloc_kit.config.option import HIDDEN, Option
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY, PositiveInt, Section
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.pretrained import GENERATION_CONFIG, TOKENIZER_FILES, check_kernels
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.option import HIDDEN, Option
-from dedloc_kit.run.peer import Devices, PeerConfig
-from dedloc_kit.run.section import HUB_REPOSITORY, PositiveInt, Section
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.validation import describe
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]

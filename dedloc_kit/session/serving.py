@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.client import find_invitation
+from dedloc_kit.config.machine import parsed
 from dedloc_kit.display import human
 from dedloc_kit.events import Joined, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.home import peer_folder
-from dedloc_kit.run.peer import parsed
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, served_by_swarm
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor

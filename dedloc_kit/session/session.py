@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.client import fetch_standing, find_invitation
+from dedloc_kit.config.machine import JoinOptions, parsed
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Hosted, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE, Account, who_am_i
@@ -21,7 +22,6 @@ from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import JoinOptions, parsed
 from dedloc_kit.session.snapshot import Fill, LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.version import __version__

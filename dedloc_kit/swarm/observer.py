@@ -14,13 +14,13 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 
 from dedloc_kit.access.office import Office
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.experts.state import MixedState
@@ -31,8 +33,6 @@ from dedloc_kit.learning.train.state.no_state import NoState
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.rooms import zeros_despite_a_full_disk
 from dedloc_kit.learning.train.state.state import SharedOptimizer, TrainingState
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.equivocation import EquivocationService

@@ -26,13 +26,13 @@ from dedloc_kit.access.office import (
 )
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.trust import AccessConfig
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.orders import MAX_REFUSED, Notice
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.steering.orders import ORDERS_FILE, Kicked, OrderBook, Orders
 from tests import invitations
 from tests.invitations import Organizer

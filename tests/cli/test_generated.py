@@ -11,10 +11,10 @@ from pydantic import Field
 import dedloc_kit
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.main import parser
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions, LaunchOptions, PeerConfig
+from dedloc_kit.config.option import HIDDEN, Option, options_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.keywords import checked, keywords_of
-from dedloc_kit.run.option import HIDDEN, Option, options_of
-from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, LaunchOptions, PeerConfig
 from dedloc_kit.serving.config import ServerConfig
 
 

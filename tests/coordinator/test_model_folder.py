@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from dedloc_kit.config.parts import PipelineConfig
 from dedloc_kit.coordinator.model_folder import ModelFolder
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.export.source import Exported, Trained, find
 from dedloc_kit.learning.task import Task
-from dedloc_kit.run.parts import PipelineConfig
 from tests.export.runs import LedRun
 from tests.export.written import Written
 from tests.swarm.harness import wait_until

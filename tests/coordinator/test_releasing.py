@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dedloc_kit.blocks.weights.manifest import Manifest
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.coordinator import releasing
 from dedloc_kit.coordinator.releasing import Releasing
 from dedloc_kit.learning.task import Usage
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names

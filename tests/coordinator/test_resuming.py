@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.resuming import credit, resume
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -22,7 +23,6 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

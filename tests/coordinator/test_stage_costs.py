@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.parts import PipelineConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.stage_costs import expected_memory
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed
@@ -14,9 +17,6 @@ from dedloc_kit.learning.models.stage import DecoderStage
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.machine.needs import StageMemory
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import PipelineConfig
-from dedloc_kit.run.peer import JoinOptions
 from tests.text_runs import text_run, write_text
 
 

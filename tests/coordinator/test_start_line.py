@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.start_line import measure_start
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import VocabularyTransfer
 from dedloc_kit.ledger import Ledger, StartPoint
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import TinyTask, tiny_run
 
 

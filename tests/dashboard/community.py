@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.loading import parse_run
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.evaluation import Continuation, Drawing, Evaluation, FillMask, Neighbour, Neighbours, Picture
 from dedloc_kit.records.orders import Announcement, Checks
 from dedloc_kit.records.steps import AbsentRow, Contribution, GlobalStep, LeftOut
-from dedloc_kit.run.loading import parse_run
 from tests.pictures import CLASSES, draw
 
 RUN = parse_run(

@@ -1,9 +1,9 @@
 """A run with experts, for tests of what is told of it."""
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.grid import ExpertHost, ExpertLayer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import HOSTILE_NAMES, RUN
 
 MIXED: RunConfig = parse_run(

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Joined, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 
 RUN: RunConfig = parse_run(
     {

@@ -11,6 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
@@ -20,7 +21,6 @@ from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.orders import Checks
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
 from tests.browser import need_chromium, open_browser, photograph

@@ -14,6 +14,8 @@ import pytest
 import requests
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.routes import entrance, pages
 from dedloc_kit.dashboard.server import Dashboard
@@ -25,8 +27,6 @@ from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Decay
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
 from tests.hang import HANG
 from tests.invitations import invited

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 
 WIDTH, HIDDEN = 8, 12
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.experts import bank as banks
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import Cell, ExpertName, Microbatch, counting
@@ -14,7 +15,6 @@ from dedloc_kit.experts.network import Network
 from dedloc_kit.experts.refused import Refused
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.run.seeds import seed_of
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 
 NAME = ExpertName(2, 1, 0)

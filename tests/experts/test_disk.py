@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.mixture import Mixture
@@ -20,7 +21,6 @@ from dedloc_kit.learning.train.flat import placed_together, zeros_on_disk
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.learning.train.state.state import SharedOptimizer
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.network.host import _give_back_freed
 from dedloc_kit.worker import KEPT_MEMORY
 from tests.experts.mixed_states import receipt

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import Answers, Cell, ExpertName, Microbatch, Ticket, counting
 from dedloc_kit.experts.mixture import Mixture, connect, imbalance_of
 from dedloc_kit.experts.network import Network
 from dedloc_kit.learning.train.computing.checkpointing import Checkpointing
 from dedloc_kit.learning.train.computing.loss_scale import loss_scaled
-from dedloc_kit.run.seeds import seed_of
 from tests.experts.mixed_run import HIDDEN, WIDTH, mixed_run
 
 RUN = mixed_run()

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.learning.task import StageTask, Task, create_task
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -15,8 +17,6 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import remember_copies
 from dedloc_kit.organizer.launch import write_invitation
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import local_copies
 from tests.invitations import NOBODY, invited
 from tests.ledgers import a_step, given
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.export.export import export
 from dedloc_kit.learning.tasks.text.common import TextTask
-from dedloc_kit.run.config import RunConfig
 from tests.export.runs import LedRun
 from tests.learning.every_task import run_of, write_data
 from tests.learning.models import test_parts as parts

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import TaskConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import TaskConfig
 from tests.chat_runs import chat_run, write_conversations
 from tests.learning.tasks import swav_run, text_to_image_run
 from tests.pictures import striped

@@ -34,6 +34,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dedloc_kit.config.loading import load_run, parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.experts.bank import Bank, names_of
 from dedloc_kit.experts.calls import ExpertName, Microbatch, counting
 from dedloc_kit.experts.mixture import connect
@@ -45,8 +47,6 @@ from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.state import SharedOptimizer, TrainingState
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run, parse_run
 from tests.learning import reference_runs as runs
 
 FOLDER = Path(__file__).parent / "reference_data"

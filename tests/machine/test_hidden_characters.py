@@ -9,13 +9,13 @@ from huggingface_hub import constants
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.main import main
 from dedloc_kit.client import fetch_invitation
+from dedloc_kit.config.loading import load_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import Repository, model_files
 from dedloc_kit.learning.data.sources.hub_files import commit_of
 from dedloc_kit.learning.data.sources.patience import be_patient
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.hidden_characters import unseen, why_no_token
-from dedloc_kit.run.loading import load_run
 from dedloc_kit.steering.webhook import webhook_address
 from tests.commands import run_file
 from tests.loopback_hub import LoopbackHub, loopback_hub

@@ -9,10 +9,10 @@ import pytest
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.commands.api import read_key
 from dedloc_kit.client import fetch_invitation
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.classes import names_of
 from dedloc_kit.learning.data.sources.shards import Shard
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.task import Source
 from dedloc_kit.steering.webhook import webhook_address
 from tests.invitations import invited
 from tests.tiny import tiny_run

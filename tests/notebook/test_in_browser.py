@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run.peer import CoordinatorConfig
 from tests.browser import need_chromium
 from tests.notebook.browser import Lab, browser_page, open_and_run, photograph_panel
 from tests.swarm.harness import processes_of, wait_until

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import dedloc_kit
+from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.notebook import join
-from dedloc_kit.run.peer import JoinOptions
 
 
 @pytest.mark.parametrize("chosen", [{}, {"drive_only": True}])

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.client import fetch_people
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import CoordinatorConfig
 from tests.notebooks import execute, of_cells, valid
 from tests.swarm.harness import processes_with, wait_until
 

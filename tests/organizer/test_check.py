@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import GoingOn, Rehearsed
@@ -20,7 +21,6 @@ from dedloc_kit.organizer.check import (
     describe_traffic,
 )
 from dedloc_kit.organizer.prediction import Prediction
-from dedloc_kit.run.task import Source
 from tests.commands import dedloc
 from tests.tiny import tiny_run
 from tests.tiny_mixed import mixed_run

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.needs import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
 from dedloc_kit.organizer.check import check
 from dedloc_kit.organizer.experts import ExpertCosts, Hosts, describe_experts, describe_hosts, read_hosts
 from dedloc_kit.organizer.prediction import Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import tiny_run
 
 MBIT = 1e6 / 8

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.places import published
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models.init_from import fingerprint
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.organizer.going_on import model_folder
 from dedloc_kit.organizer.prepare import prepare_demo, prepare_tokenizer
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.places import published
 from tests.text_runs import text_run, write_text
 
 

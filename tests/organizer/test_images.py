@@ -13,6 +13,8 @@ from pyarrow import parquet
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.cli.options import run_of
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.text.tokens import vocabulary_hash
@@ -20,8 +22,6 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import pictures_of
 from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.pictures import draw, encoded
 

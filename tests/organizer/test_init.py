@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.models.picture_model.captioned import PictureSource
 from dedloc_kit.learning.models.picture_model.settings import load_images
 from dedloc_kit.resources import recipe, recipes
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.task import Source
 from tests.notebooks import valid
 
 WIKIPEDIA = ("--dataset", "wikimedia/wikipedia:20231101.bn=0.23")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.keys import IDENTITY_FILE
@@ -9,7 +10,6 @@ from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.version import __version__
 from tests.identities import an_identity
 from tests.tiny import tiny_run

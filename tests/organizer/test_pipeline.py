@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.parts import PipelineConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Rehearsed, SampleCost, StageCost
 from dedloc_kit.organizer.check import describe
 from dedloc_kit.organizer.pipeline import (
@@ -16,8 +18,6 @@ from dedloc_kit.organizer.pipeline import (
 )
 from dedloc_kit.organizer.prediction import COLLABORATING, DEVICES, read_volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import PipelineConfig
 from tests.tiny import tiny_run
 
 TOKENS, WIDTH, ROWS = 4096, 1024, 4

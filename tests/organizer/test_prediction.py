@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.publishing.uploading import SHARE
 from dedloc_kit.display.helping import Helpers, gain
 from dedloc_kit.errors import UserError
@@ -25,7 +26,6 @@ from dedloc_kit.organizer.prediction import (
     state_bytes,
 )
 from dedloc_kit.organizer.round_time import STAY, Line, round_time
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import tiny_run
 
 MBIT = 1e6 / 8

@@ -7,14 +7,14 @@ import pytest
 
 from dedloc_kit import resources
 from dedloc_kit.cli import main as cli
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.organizer import prepare
 from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_demo, prepare_tokenizer, push_tokenizer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.task import Source
 
 RUN = """
 name = "tokenizer-test"

@@ -14,6 +14,9 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source, TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, texts
@@ -24,9 +27,6 @@ from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.text.common import TextTask
 from dedloc_kit.organizer.prepare_source import Progress, Sizes, Tokenizer, prepare_source, workplace
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens, push_tokens, sources_toml
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source, TaskConfig
 from tests.batches import batches_from
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, StepDone
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.roles.collector import _Collector
-from dedloc_kit.run.peer import PeerConfig
 from tests.invitations import NOBODY, invited
 from tests.ledgers import a_step, given
 from tests.swarm.harness import Peer, Swarm

@@ -13,12 +13,12 @@ from hivemind.p2p import P2P, PeerID
 
 import dedloc_kit
 from dedloc_kit.cli.main import parser
+from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import LocalProgress, Peers, StepDone
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.roles import lender
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.transfer.protocol import Header, Request, request_header

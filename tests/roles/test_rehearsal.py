@@ -12,6 +12,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
@@ -19,10 +23,6 @@ from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
 from dedloc_kit.roles.rehearsal import rehearse
 from dedloc_kit.roles.survey import ROWS
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import JoinOptions
-from dedloc_kit.run.task import Source
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from tests.learning.data.texts import FAULTS, ODD, all_that_goes_wrong
 from tests.learning.tasks.swav_run import run_of as swav_run

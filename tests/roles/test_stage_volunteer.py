@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from dedloc_kit.blocks.plans.stages import Move
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
 from dedloc_kit.machine.survey import Machine
 from dedloc_kit.records.stages import StageMove
 from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import JoinOptions
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.pipeline.client import AGAIN_SECONDS, SILENT_SECONDS
 from dedloc_kit.swarm.pipeline.member import STILL_SECONDS, PipelineMember

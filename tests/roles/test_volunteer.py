@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.roles.volunteer import COMPILED
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from tests.batches import batches_from
 from tests.learning.tasks.bytes_run import run_of

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.machine import parsed
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.peer import parsed
 from dedloc_kit.serving.config import (
     ModelVersion,
     ServerConfig,

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 from tests.swarm.harness import processes_of, wait_until

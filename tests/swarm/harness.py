@@ -20,6 +20,9 @@ from hivemind.utils.crypto import RSAPublicKey
 from hivemind.utils.timed_storage import ValueWithExpiration
 from safetensors.torch import load_file
 
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions, PeerConfig
+from dedloc_kit.config.places import local_copies
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.ledger import Ledger
@@ -27,9 +30,6 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig, JoinOptions, PeerConfig
-from dedloc_kit.run.places import local_copies
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node

@@ -2,12 +2,12 @@
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
 from tests.batches import batches_from
 from tests.swarm.harness import Peer
 

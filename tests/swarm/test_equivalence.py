@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Left, Warned
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 from tests.swarm.harness import Peer, Swarm, difference
 from tests.swarm.plain_loop import plain_loop
 from tests.text_runs import write_text

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Joined, Left, LocalProgress, StepDone, Warned
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.network.identity import Signer
 from tests.hang import HANG
 from tests.identities import an_identity

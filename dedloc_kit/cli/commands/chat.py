@@ -4,8 +4,8 @@ import argparse
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_code, add_device, code_for
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.display.console import mention
-from dedloc_kit.run.peer import PeerConfig
 
 OF_RUN = ("data", "task_module")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, run_of
-from dedloc_kit.run.peer import JoinOptions
+from dedloc_kit.config.machine import JoinOptions
 
 _TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from dedloc_kit.cli.options import add_device, positive, run_of
+from dedloc_kit.config.section import Section
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
-from dedloc_kit.run.section import Section
 from dedloc_kit.validation import describe
 
 if TYPE_CHECKING:

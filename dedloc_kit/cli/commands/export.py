@@ -6,8 +6,8 @@ from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import positive
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.display.console import Console
-from dedloc_kit.run.peer import PeerConfig
 
 OF_RUN = ("data", "task_module")
 

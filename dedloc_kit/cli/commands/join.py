@@ -4,8 +4,8 @@ import argparse
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import INVITATION, add_code, code_for
+from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.display.console import complain
-from dedloc_kit.run.peer import JoinOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, run_of
-from dedloc_kit.run.peer import CoordinatorConfig, LaunchOptions, parsed
+from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions, parsed
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_code, code_for
+from dedloc_kit.config.loading import local
+from dedloc_kit.config.machine import PageOptions, parsed
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.loading import local
-from dedloc_kit.run.peer import PageOptions, parsed
 from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.places import names_local_files
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.export.folder import History, Place, write_model
@@ -23,9 +26,6 @@ from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.records.contributors import LEDGER_FOLDER
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE, StateInfo
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.run.places import names_local_files
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""

@@ -1,10 +1,10 @@
 """What the API answers about the experts of a run. How many tokens they get is as their hosts say it."""
 
+from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.dashboard.schemas import Answer
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.grid import ExpertLayer as Seen
 from dedloc_kit.grid import most_over_mean
-from dedloc_kit.run.parts import ExpertsConfig
 
 
 class ExpertHost(Answer):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.experts.schemas import Experts, experts
 from dedloc_kit.dashboard.live.losses import left_out
@@ -39,7 +40,6 @@ from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Drawing, Neighbours, Picture
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.steps import GlobalStep, LeftOut
-from dedloc_kit.run.config import RunConfig
 
 SILENCE_SECONDS = 60.0
 """A coordinator that has joined and then says nothing for so long is taken for lost."""

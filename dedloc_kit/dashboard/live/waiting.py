@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from statistics import median
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.helping import MUCH, Helpers, gain
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
 
 ROUNDS = 5
 """Fewer say little."""

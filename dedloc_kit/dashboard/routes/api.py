@@ -6,6 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
+from dedloc_kit.config.places import published
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.experts.schemas import Experts
 from dedloc_kit.dashboard.http.caching import Answers
@@ -14,8 +16,6 @@ from dedloc_kit.dashboard.live.view import MAX_PEERS, RunView
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.record import PeerId
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.places import published
 
 Step = Annotated[int, Query(ge=0, le=2**53)]
 Search = Annotated[str, Query(max_length=64)]

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.http.caching import cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.http.place import page_address
@@ -13,7 +14,6 @@ from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.routes.pictures import SVG
 from dedloc_kit.display.human import visible
 from dedloc_kit.records.record import PeerId
-from dedloc_kit.run.config import RunConfig
 
 _SECONDS = 60
 

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.http.caching import Recent, cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.milestones import Milestone
-from dedloc_kit.run.config import RunConfig
 
 _SECONDS = 300
 _ATOM = "application/atom+xml"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.run.seeds import seed_of
+from dedloc_kit.config.seeds import seed_of
 
 PLACES = 8
 """Stretches in a block: where neighbours in a file are alike, those in a block are not all."""

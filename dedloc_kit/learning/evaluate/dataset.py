@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dedloc_kit.config.loading import local
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.classes import named, names_of
 from dedloc_kit.learning.data.sources.formats import BadRow
@@ -14,9 +17,6 @@ from dedloc_kit.learning.data.sources.patience import Warn, one_line
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Shard, find_splits
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, Settings
-from dedloc_kit.run.loading import local
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
 _HELD_OUT = ("test", *_VALIDATION_NAMES, "train")

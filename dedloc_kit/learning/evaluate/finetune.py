@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.dataset import Dataset, load_dataset
 from dedloc_kit.learning.evaluate.pretrained import forward, opened
@@ -22,9 +25,6 @@ from dedloc_kit.learning.evaluate.report import Report, Row, shown
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import Settings
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.seeds import seed_of
 
 _POOL = 32
 """Batches whose samples are sorted by length together: more waste less on padding and mix less."""

@@ -12,6 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.loading import local
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.display.human import count
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.patience import Warn
@@ -31,9 +34,6 @@ from dedloc_kit.learning.evaluate.queries import (
 from dedloc_kit.learning.evaluate.report import Report, Row, shown
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import local
-from dedloc_kit.run.task import Source
 
 DOCUMENTS = 200
 MAX_CHARACTERS = 10_000

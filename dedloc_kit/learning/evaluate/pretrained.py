@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from dedloc_kit.config.parts import ExpertsConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import fetched
 from dedloc_kit.hub import repository_and_revision
@@ -18,8 +20,6 @@ from dedloc_kit.learning.data.sources.patience import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.problems import Problem
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained, load_weights
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import ExpertsConfig
 
 if TYPE_CHECKING:
     from dedloc_kit.learning.task import Task

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.pretrained import with_weights
 from dedloc_kit.learning.evaluate.report import Report, Row, Scores, shown
@@ -22,8 +24,6 @@ from dedloc_kit.learning.evaluate.settings import ProbeSettings
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy
 from dedloc_kit.learning.train.computing.device import describe_device
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 
 _METRIC = "linear accuracy"
 _MOMENTUM = 0.9

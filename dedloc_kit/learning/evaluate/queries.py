@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.evaluate.pretrained import forward
-from dedloc_kit.run.seeds import seed_of
 
 _AT_ONCE = 1024
 """Tokens: for a vocabulary of 256,000 their scores take 1 GB."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
 
 
 class Settings(Section):

@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.places import HAVE_IT_HERE
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models import pinned
 from dedloc_kit.learning.models.families import Family
 from dedloc_kit.learning.models.pinned import Named
 from dedloc_kit.pretrained import CONFIG, MODEL_FOLDER, WEIGHTS
-from dedloc_kit.run.places import HAVE_IT_HERE
 
 
 class Undescribed(UserError):

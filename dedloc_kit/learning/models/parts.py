@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from dedloc_kit.blocks.architecture import Layout, cut, skeleton
 from dedloc_kit.blocks.ends import FINAL_NORMS
 from dedloc_kit.blocks.span import Span
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models.families import scores_of, softcap
 from dedloc_kit.learning.models.packing_check import check_packed, check_scores, tried
-from dedloc_kit.run.seeds import seed_of
 
 
 class Part(nn.Module):

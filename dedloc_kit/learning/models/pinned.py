@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.section import public_name
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
-from dedloc_kit.run.section import public_name
 
 _MAX_CONFIG_BYTES = 1_000_000
 _COMMIT = r"[0-9a-f]{40}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ResNetConfig, ResNetModel
 
-from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.config.section import PositiveInt, Section
 
 
 class ResNetArchitecture(Section):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.frozen import Frozen
@@ -21,7 +22,6 @@ from dedloc_kit.experts.mixture import Mixture, mixtures_of
 from dedloc_kit.learning.models.families import DECODERS
 from dedloc_kit.learning.models.packing_check import check_scores, tried
 from dedloc_kit.learning.train.flat import Room, zeros_like, zeros_on_disk
-from dedloc_kit.run.parts import ExpertsConfig
 
 _STOCK = {"llama": "qwen2_moe", "qwen2": "qwen2_moe", "qwen3": "qwen3_moe"}
 """What has the same attention, and experts in those layers that one names."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.blocks.architecture import Layout
+from dedloc_kit.config.parts import ExpertsConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.calls import Answers, Cell, Ticket
 from dedloc_kit.experts.mixture import Mixture, connect
 from dedloc_kit.learning.models.families import Family
-from dedloc_kit.run.parts import ExpertsConfig
-from dedloc_kit.run.seeds import seed_of
 
 _FEED_FORWARD = "mlp"
 """Its name in the layers of most decoders."""

@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
 from dedloc_kit.learning.data.pairs import Arrays, PairBuilder
@@ -28,9 +31,6 @@ from dedloc_kit.learning.tasks.text.common import (
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES
 from dedloc_kit.records.evaluation import Evaluation, FillMask
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
-from dedloc_kit.run.seeds import seed_of
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 

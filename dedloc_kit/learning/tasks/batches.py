@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.batch_process import LoaderDied
 from dedloc_kit.learning.data.loader import Loader
@@ -22,9 +25,6 @@ from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""

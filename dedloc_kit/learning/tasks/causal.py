@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import PositiveInt
 from dedloc_kit.errors import UserError
 from dedloc_kit.experts.mixture import imbalance_of
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
@@ -30,8 +32,6 @@ from dedloc_kit.learning.tasks.text.common import dropping, evaluating, tensors
 from dedloc_kit.learning.tasks.text.continuation import Continuations, Continued
 from dedloc_kit.learning.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import PositiveInt
 
 _USAGE = """\
 from transformers import pipeline

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from dedloc_kit.config.section import public_name
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.best_fit import best_fit
 from dedloc_kit.learning.data.masking import IGNORED
@@ -29,8 +31,6 @@ from dedloc_kit.learning.task import Batch, Example, Feature, Usage
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.answers import Answers
-from dedloc_kit.run.section import public_name
-from dedloc_kit.run.task import Source
 
 _EVALUATION_TOKENS = 8192
 """At once."""

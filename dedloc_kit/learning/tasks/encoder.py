@@ -8,6 +8,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import PositiveInt
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places
 from dedloc_kit.learning.data.masking import Masker
 from dedloc_kit.learning.data.packing import Pack
@@ -22,9 +25,6 @@ from dedloc_kit.learning.tasks.text.common import evaluating, tensors
 from dedloc_kit.learning.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.learning.tasks.text.packed import PackedOptions, PackedTask
 from dedloc_kit.records.evaluation import Evaluation, FillMask
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import PositiveInt
-from dedloc_kit.run.seeds import seed_of
 
 
 class EncoderOptions(PackedOptions):

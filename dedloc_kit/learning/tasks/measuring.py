@@ -6,9 +6,9 @@ from itertools import islice
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch, Task, prepared
 from dedloc_kit.learning.tasks.batches import batches_of
-from dedloc_kit.run.config import RunConfig
 
 SAMPLES, BATCHES = 8, 4
 

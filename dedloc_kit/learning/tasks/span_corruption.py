@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.packing import Packer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, bos_eos, require
 from dedloc_kit.learning.models.families import Family
@@ -23,7 +24,6 @@ from dedloc_kit.learning.task import Batch, Example, Feature, Loss, Usage, prepa
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, dropping, evaluating
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
 
 _T5 = {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
 _FAMILY = Family(AutoModelForSeq2SeqLM, ("t5", "mt5", "umt5"), _T5, (), causal=False)

@@ -20,6 +20,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pairs import Arrays
 from dedloc_kit.learning.data.pictures.images import Encoded, Labelled, Pixels, decoded, encoded_images
@@ -43,10 +47,6 @@ from dedloc_kit.learning.tasks.features.augmentation import (
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _TOGETHER = 8
 """So many samples have their crops drawn together."""

@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import Captioned, read_code_shard
 from dedloc_kit.learning.data.sources.patience import Warn
@@ -31,9 +34,6 @@ from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.learning.tasks.measuring import hash_of
 from dedloc_kit.learning.tasks.text.common import evaluating
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _DRAWN_FROM = 10
 """Times as many held-out samples."""

@@ -2,8 +2,8 @@
 
 import math
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.records.orders import Decay
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, decay: Decay | None = None) -> float:

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
 from dedloc_kit.swarm.audits.averages import averaged_again, is_far_off
 from dedloc_kit.swarm.audits.probation import Probation

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.run.trust import TrustConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.swarm.trust.robust import clipped_mean
 
 FAR_OFF = 0.5

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.computing.recomputing import Again
 from dedloc_kit.learning.train.state.sketch import differ, sketch
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.audit import apart
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE

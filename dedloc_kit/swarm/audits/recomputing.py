@@ -4,6 +4,7 @@ import logging
 from contextlib import suppress
 from functools import lru_cache
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import Origin
 from dedloc_kit.learning.data.sources.blocks import Unread
@@ -11,7 +12,6 @@ from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.tasks.batches import ORIGIN, Batches, origin_of, seed_for
 from dedloc_kit.learning.train.computing.recomputing import Again, Wanted
 from dedloc_kit.learning.train.flat import CHUNK
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute

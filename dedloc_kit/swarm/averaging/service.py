@@ -20,10 +20,10 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.flat import SharedVector, untouched_zeros, zeros_on_disk
 from dedloc_kit.records.record import Digest, Record
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
 from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.agreement.roll import Votes

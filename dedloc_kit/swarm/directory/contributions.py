@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from hivemind import DHT
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory.directory import MANY, Directory
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS

@@ -15,9 +15,9 @@ from typing import Any
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.following import Following

@@ -10,10 +10,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.experts.calls import Cell
 from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.records.record import MAX_ACCUSED
-from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.client import CallFailed, HostClient
 from dedloc_kit.swarm.experts.deadline import FIRST_SECONDS
 from dedloc_kit.swarm.experts.offer import cells_of

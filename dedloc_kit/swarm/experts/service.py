@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.parts import ExpertsConfig
+from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.experts import refused as experts
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.calls import ExpertName, Microbatch
 from dedloc_kit.experts.usual import Usual
 from dedloc_kit.learning.train.computing.device import out_of_memory
-from dedloc_kit.run.config import MAX_BATCHES, RunConfig
-from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.load import Load
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Call, Forward, receive_call
 from dedloc_kit.swarm.network.bounds import AtATime, ByteBudget

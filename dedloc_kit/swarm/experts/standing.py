@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.grid import ExpertHost, ExpertLayer
 from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS
-from dedloc_kit.run.parts import ExpertsConfig
 from dedloc_kit.swarm.experts.placing import Holder, Plan
 
 

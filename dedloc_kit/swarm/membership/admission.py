@@ -18,11 +18,11 @@ from dedloc_kit.access.guests import Admitted
 from dedloc_kit.access.hub_account import may_be_token, whose_token
 from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.access.office import Office, check_secret
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.swarm import SwarmConfig
 from dedloc_kit.swarm.membership.admission import come_in
 from dedloc_kit.swarm.network.bootstrap import Surroundings, look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate

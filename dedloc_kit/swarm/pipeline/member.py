@@ -14,8 +14,8 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.blocks.plans.stages import Move
+from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.records.stages import Begun, StageMove, StageOffer
-from dedloc_kit.run.config import MAX_BATCHES, RunConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.network.gate import Gate

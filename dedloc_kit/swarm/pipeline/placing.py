@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.blocks.plans.stages import LINE, SECOND_LOOK, Stage, StagePeer, place
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.records.stages import StageOffer
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES

@@ -17,6 +17,7 @@ from functools import partial
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.computing.device import describe_devices
@@ -28,7 +29,6 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Decay, Instructions, Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker

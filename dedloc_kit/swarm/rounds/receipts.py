@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.records.orders import Decay, DecayOrder, Rewind
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind

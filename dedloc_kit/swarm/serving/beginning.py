@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dedloc_kit.blocks.served import ServedModel, read_model
+from dedloc_kit.config.trust import AccessConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.folder import Place, write_trained
 from dedloc_kit.export.placing import placed
 from dedloc_kit.export.source import Exported, Trained, find, is_run
 from dedloc_kit.machine.private import make_private
 from dedloc_kit.records.record import Record
-from dedloc_kit.run.trust import AccessConfig
 from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig, ServingConfig, parse_serving
 
 

@@ -9,9 +9,9 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.access.office import Office
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.swarm import SwarmConfig
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry

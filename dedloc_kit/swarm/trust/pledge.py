@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.records.record import Base64, Count, Digest
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Commitment, Hash, Opening
 
 NOTHING = bytes(32)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Mapping
 from statistics import median_high
 from typing import NamedTuple, Protocol, TypeVar
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.trust.pledge import Pledged
 
 M = TypeVar("M", bound=Hashable)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.coordinator.exporting import check_published, export
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.errors import UserError
@@ -22,7 +23,6 @@ from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.peer import CoordinatorConfig
 from tests.loopback_hub import loopback_hub
 from tests.text_runs import mixed, text_run, write_text
 

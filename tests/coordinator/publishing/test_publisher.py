@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from dedloc_kit.client import fetch_invitation
+from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.places import names_local_files
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.publishing import publisher
 from dedloc_kit.coordinator.publishing.publisher import Publisher
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
@@ -27,9 +30,6 @@ from dedloc_kit.records.contributors import CONTRIBUTORS_FILE
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
 from dedloc_kit.records.steps import GlobalStep, Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import CoordinatorConfig
-from dedloc_kit.run.places import names_local_files
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until

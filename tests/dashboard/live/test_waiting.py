@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.live.waiting import ROUNDS, advice
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.config import RunConfig
 from tests.dashboard.runs import COORDINATOR, RUN, joined, seen
 
 MBIT = 1e6 / 8

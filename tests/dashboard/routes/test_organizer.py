@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from dedloc_kit.config.loading import parse_run
 from dedloc_kit.dashboard.http import login
 from dedloc_kit.dashboard.http.login import KEY_FILE, Keys
 from dedloc_kit.dashboard.routes import organizer
@@ -21,7 +22,6 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.run.loading import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
 from tests.hang import HANG

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.export.gguf import write_gguf
 from dedloc_kit.learning.task import create_task
-from dedloc_kit.run.config import RunConfig
 from tests.export.gguf.small import save_tokenizer
 from tests.text_runs import text_run, write_text
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.sampler import (
     CHUNK,
     DECAY,
@@ -21,7 +22,6 @@ from dedloc_kit.learning.data.sampler import (
     Stretch,
     permutation,
 )
-from dedloc_kit.run.seeds import seed_of
 
 MIB = 2**20
 UNLIKE = tuple(MIB * size for size in (1, 300, 40, 7, 120, 64, 500, 15, 33, 90))

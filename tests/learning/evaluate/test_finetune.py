@@ -8,6 +8,7 @@ import torch
 from transformers import AlbertForPreTraining
 
 from dedloc_kit.cli import main as cli
+from dedloc_kit.config.loading import load_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate import finetune
 from dedloc_kit.learning.evaluate.dataset import load_dataset
@@ -19,7 +20,6 @@ from dedloc_kit.learning.evaluate.settings import Settings
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.loading import load_run
 from tests.learning.evaluate.language import write_news
 
 pytestmark = pytest.mark.usefixtures("one_thread")

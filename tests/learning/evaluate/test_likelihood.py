@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertModel
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.loading import load_run
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.likelihood import evaluate
 from dedloc_kit.learning.evaluate.session import Session
@@ -15,7 +16,6 @@ from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.loading import load_run
 from tests.learning.evaluate.language import KINDS, OTHERS, PEOPLE, PLACES, write, write_causal, write_masked
 from tests.learning.evaluate.test_finetune import RUN
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.probe import evaluate, linear_accuracy, random_makers
 from dedloc_kit.learning.evaluate.session import Session
@@ -14,7 +15,6 @@ from dedloc_kit.learning.evaluate.settings import ProbeSettings
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
 from tests.learning.tasks.swav_run import run_of
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures
 

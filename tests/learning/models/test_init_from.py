@@ -20,6 +20,11 @@ from transformers import (
 )
 from transformers.utils.hub import hf_api
 
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.places import names_local_files
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Left
 from dedloc_kit.hub import described
@@ -29,11 +34,6 @@ from dedloc_kit.learning.models.init_from import Undescribed, fingerprint
 from dedloc_kit.learning.task import VocabularyTransfer, create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.tasks.encoder import Encoder
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.places import names_local_files
-from dedloc_kit.run.task import TaskConfig
 from tests.hang import HANG
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.swarm.harness import Swarm, difference, ledger_of, wait_until

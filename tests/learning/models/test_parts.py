@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dedloc_kit.config.parts import PipelineConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.models.parts import Part
 from dedloc_kit.learning.task import Batch, StageTask, create_task
 from dedloc_kit.learning.tasks.causal import Causal
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.parts import PipelineConfig
 from tests.batches import batches_from
 from tests.text_runs import text_run, write_text
 

@@ -12,6 +12,8 @@ from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights.manifest import describe_folder
 from dedloc_kit.blocks.weights.weights import load, read
+from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.experts.calls import ExpertName
@@ -24,8 +26,6 @@ from dedloc_kit.learning.train.computing.microbatch import pieces
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import JoinOptions
 from tests.batches import batches_from
 from tests.text_runs import MODEL, mixed, text_run, write_text
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 
 TEXT = "the boat is on the river. the river is wide.\n"
 

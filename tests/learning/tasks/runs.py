@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.run.config import RunConfig
+from dedloc_kit.config.run import RunConfig
 from tests.learning.tasks import swav_run, text_to_image_run
 from tests.pictures import striped
 from tests.text_runs import MODEL, text_run, write_text

@@ -11,6 +11,8 @@ from torch.nn import functional
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
@@ -18,8 +20,6 @@ from dedloc_kit.learning.task import create_task, parse_options
 from dedloc_kit.learning.tasks.albert import Albert
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.records.evaluation import FillMask
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 from tests.batches import batches_from
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
@@ -200,9 +200,9 @@ def test_an_unknown_task_names_those_there_are(folder: Path, name: str, hint: st
 
 
 def test_the_recipe_of_the_demo_is_valid() -> None:
+    from dedloc_kit.config.loading import load_run
     from dedloc_kit.learning.tasks.albert import AlbertOptions
     from dedloc_kit.resources import recipe
-    from dedloc_kit.run.loading import load_run
 
     options = parse_options(load_run(recipe("albert-demo") / "run.toml"), AlbertOptions)
     assert options.model.num_hidden_layers == 2

@@ -12,6 +12,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
@@ -30,9 +33,6 @@ from dedloc_kit.learning.tasks.batches import (
 )
 from dedloc_kit.learning.train.computing.card import samples_in
 from dedloc_kit.learning.train.computing.microbatch import pieces
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import Source
-from dedloc_kit.run.trust import TrustConfig
 from tests.learning.tasks.runs import TASKS, run_maker
 from tests.naming_task import Naming
 from tests.text_runs import text_run, write_text

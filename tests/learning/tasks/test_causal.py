@@ -10,6 +10,7 @@ import torch
 from pyarrow import parquet
 from torch.nn import functional
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.packing import Pack
@@ -18,7 +19,6 @@ from dedloc_kit.learning.data.text.token_shards import shard_path, write_token_s
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.records.evaluation import Continuation
-from dedloc_kit.run.task import Source
 from tests.batches import batches_from
 from tests.text_runs import text_run, write_text
 

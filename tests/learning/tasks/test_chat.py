@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.models.init_from import fingerprint
@@ -14,7 +15,6 @@ from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.chat import Chat
 from dedloc_kit.records.evaluation import Continuation
 from dedloc_kit.resources import recipe
-from dedloc_kit.run.task import Source
 from tests.batches import batches_from
 from tests.chat_runs import chat_run, conversations, turns, write_conversations, write_rows
 from tests.text_runs import text_run, write_text

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch, create_task
-from dedloc_kit.run.config import RunConfig
 from tests import tiny
 from tests.batches import batches_from
 from tests.learning.tasks.runs import TASKS, run_maker

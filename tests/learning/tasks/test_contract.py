@@ -8,14 +8,14 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import Batch, Example, Feature, Task, create_task, prepared, rows
 from dedloc_kit.learning.train.computing.microbatch import pieces
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.task import TaskConfig
 from tests.batches import batches_from
 from tests.chat_runs import chat_run, write_conversations
 from tests.learning.every_task import T5

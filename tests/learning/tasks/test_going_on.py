@@ -8,6 +8,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
@@ -15,9 +18,6 @@ from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, tra
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.resources import small_text
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.task import Source
 from tests.batches import batches_from
 
 STEPS, EVERY, BATCH = 20, 10, 16

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from dedloc_kit.config.loading import parse_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.optim.build import build_optimizer
-from dedloc_kit.run.loading import parse_run
 from tests.batches import batches_from
 
 SMALL = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}

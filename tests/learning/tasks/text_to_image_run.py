@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.loading import save
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import parse_run
 
 WORDS = ("a", "the", "red", "green", "blue", "dark")
 COLOURS = {"red": 1, "green": 2, "blue": 3, "dark": 4}

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.records.orders import Decay
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 CONFIG = OptimizerConfig(learning_rate=0.1, warmup_steps=4, total_steps=14)
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.records.orders import Checks
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.auditor import (
     ALARM_STEPS,

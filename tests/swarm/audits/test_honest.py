@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import Batches, Feed, seed_for
 from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
@@ -23,9 +26,6 @@ from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters

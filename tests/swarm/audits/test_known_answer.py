@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.train.computing.recomputing import Again, Part, Wanted, on_cpu
 from dedloc_kit.learning.train.state.sketch import NUMBERS
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits import known_answer
 from dedloc_kit.swarm.audits.known_answer import MOST_EACH, Knowing, KnownAnswers, Trial, known_question
 from dedloc_kit.swarm.audits.projections import PROJECTIONS

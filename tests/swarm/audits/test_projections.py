@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
     TOLERANCE,

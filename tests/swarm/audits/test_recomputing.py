@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.data.sampler import DECAY
 from dedloc_kit.learning.data.sources.blocks import Blocks, Unread
 from dedloc_kit.learning.task import create_task
@@ -24,8 +26,6 @@ from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.projections import TOLERANCE, difference, project
 from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute

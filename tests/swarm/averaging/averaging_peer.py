@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from hivemind.proto import runtime_pb2
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup

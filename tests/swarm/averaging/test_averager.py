@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.trust import TrustConfig
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.flat import FlatLayout, SharedVector, untouched_zeros
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience

@@ -10,9 +10,9 @@ import pytest
 from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.sightings import SILENT_SECONDS, WIDE_LOOK

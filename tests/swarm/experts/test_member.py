@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.experts.bank import Bank
 from dedloc_kit.experts.keeping import Keeping
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.network.gate import Gate

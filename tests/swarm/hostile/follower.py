@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.config.loading import parse_run
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.learning.train.state.state import TrainingState
@@ -24,8 +26,6 @@ from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run.loading import parse_run
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE

@@ -14,13 +14,13 @@ import pytest
 from hivemind.dht.routing import DHTID
 
 from dedloc_kit.access.office import invite
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.events import Failed, Left
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records.admission import Token
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.orders import Instructions, Notice, shortened
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.keeper import node_id_of

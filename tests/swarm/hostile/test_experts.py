@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.experts import service
 from dedloc_kit.swarm.experts.protocol import Answer, Backward, Forward, receive_reply
 from dedloc_kit.swarm.experts.service import ExpertService

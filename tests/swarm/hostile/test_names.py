@@ -9,6 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from dedloc_kit.cli.generated import add_options
+from dedloc_kit.config.loading import load_run, parse_run
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.places import local_copies, names_local_files, with_copies
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import described, repository_and_revision
 from dedloc_kit.learning.data.sources.hub_files import check_card, check_files, check_loader, commit_of
@@ -18,10 +22,6 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.models.init_from import Start
 from dedloc_kit.learning.models.picture_model.files import find
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.run.loading import load_run, parse_run
-from dedloc_kit.run.peer import PeerConfig
-from dedloc_kit.run.places import local_copies, names_local_files, with_copies
-from dedloc_kit.run.task import Source
 from dedloc_kit.serving.config import parse_serving
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run

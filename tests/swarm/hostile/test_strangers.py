@@ -16,14 +16,14 @@ from hivemind.p2p import P2P, PeerID
 
 from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.access.office import Office, invite
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Peers, Warned
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.admission import AccessAnswer, AccessRequest, Reached, Token
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership import admission as admission_module

@@ -10,9 +10,9 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from benchmarks.lib.party import Party
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import part

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.access.office import invite, revoke
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Failed, Joined
 from dedloc_kit.records.invitation import INVITATION_FILE
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import NOT_WELCOME
 from tests.swarm.harness import Peer, Swarm

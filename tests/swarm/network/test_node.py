@@ -18,10 +18,10 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPublicKey
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.contributions import collect, publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker

@@ -16,9 +16,9 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
 from dedloc_kit.swarm.network.bootstrap import Surroundings, _listening, look_around, start_node

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.blocks.plans.stages import Stage
-from dedloc_kit.run.peer import PeerConfig
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.pipeline import placing
 from dedloc_kit.swarm.pipeline.placing import Newcomer

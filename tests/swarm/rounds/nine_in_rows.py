@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
@@ -25,8 +27,6 @@ from dedloc_kit.learning.train.schedule import learning_rate
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup

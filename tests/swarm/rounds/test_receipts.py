@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.run.config import MAX_BATCHES
 from dedloc_kit.swarm.directory.contributions import collect, possible, publish
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.receipts import global_step, opened

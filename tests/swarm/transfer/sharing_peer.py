@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from hivemind.compression import serialize_torch_tensor
 
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.learning.train.state.sketch import SEED_BYTES
 from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.peer import PeerConfig
 from dedloc_kit.swarm.averaging.encoding.codec import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity

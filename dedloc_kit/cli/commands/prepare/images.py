@@ -3,8 +3,8 @@
 import argparse
 
 from dedloc_kit.cli.options import add_device, add_run
+from dedloc_kit.config.loading import load_run
 from dedloc_kit.display.console import Console
-from dedloc_kit.run.loading import load_run
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,10 @@ import argparse
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, positive
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.console import Console
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.loading import load_run
-from dedloc_kit.run.peer import PeerConfig
 
 OF_RUN = ("task_module",)
 

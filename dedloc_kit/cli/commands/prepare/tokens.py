@@ -4,8 +4,8 @@ import argparse
 
 from dedloc_kit.cli.commands.prepare.tokenizer import add_push, pushed_tokenizer
 from dedloc_kit.cli.options import add_run
+from dedloc_kit.config.loading import load_run
 from dedloc_kit.display.console import Console
-from dedloc_kit.run.loading import load_run
 
 
 def add(parser: argparse.ArgumentParser) -> None:

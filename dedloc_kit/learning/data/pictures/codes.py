@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
+from dedloc_kit.config.section import Section
 from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_batches
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text.token_shards import VOCABULARY, flat, shard_path, write_lists
 from dedloc_kit.learning.data.text.tokens import Ids, ids_dtype
-from dedloc_kit.run.section import Section
 
 CAPTION, CODES = "caption", "codes"
 """The columns: a list of token ids, and a list of codes row by row."""

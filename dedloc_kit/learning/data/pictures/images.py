@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.patience import Warn, one_line
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Shard
-from dedloc_kit.run.task import Source
 
 if TYPE_CHECKING:
     from PIL import Image

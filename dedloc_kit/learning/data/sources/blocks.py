@@ -9,6 +9,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import STRETCH, Files, Layout, Order, Piece, permutation
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
@@ -17,8 +19,6 @@ from dedloc_kit.learning.data.sources.open_files import OpenFiles
 from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
 from dedloc_kit.learning.data.sources.reading import metadata_of, sizes_of
 from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_shards
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 _ALL_BAD = 100
 """So many rows one after the other, all bad, are no accident: the file is lost as one."""

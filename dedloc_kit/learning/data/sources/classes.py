@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import class_names
 from dedloc_kit.learning.data.sources.shards import LABELS_FILE, Shard, local_folder
 from dedloc_kit.machine.text_files import read_text
-from dedloc_kit.run.task import Source
 
 
 def names_of(source: Source, shard: Shard, column: str, warn: Warn) -> list[str] | None:

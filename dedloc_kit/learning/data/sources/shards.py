@@ -8,6 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.config.places import HAVE_IT_HERE
+from dedloc_kit.config.section import HUB_REPOSITORY
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import by_plain_http
 from dedloc_kit.learning.data.sources.hub_files import check_files, check_loader, commit_of, subsets_in
@@ -15,9 +18,6 @@ from dedloc_kit.learning.data.sources.open_files import OpenFiles
 from dedloc_kit.learning.data.sources.packed import PACKED
 from dedloc_kit.learning.data.sources.patience import Warn, be_patient, one_line, retried
 from dedloc_kit.learning.data.sources.splits import canonical, files_in, names_split, split_of
-from dedloc_kit.run.places import HAVE_IT_HERE
-from dedloc_kit.run.section import HUB_REPOSITORY
-from dedloc_kit.run.task import Source
 
 LABELS_FILE = "labels.json"
 """In a local dataset: the names of the classes of each column of numbers, as `{"ner_tags": ["O", "B-PER"]}`."""

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
@@ -13,7 +14,6 @@ from dedloc_kit.learning.data.sources.losses import Losses
 from dedloc_kit.learning.data.sources.patience import Warn, one_line
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_shards
-from dedloc_kit.run.task import Source
 
 Item = TypeVar("Item")
 

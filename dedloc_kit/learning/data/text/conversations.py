@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.charsets import NOT_UTF8
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Shard
-from dedloc_kit.run.task import Source
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (SYSTEM, USER, ASSISTANT)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from dedloc_kit.config.places import HAVE_IT_HERE
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.text.tokens import hash_of_tokens
-from dedloc_kit.run.places import HAVE_IT_HERE
 
 FILE = "tokenizer.json"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from tokenizers import Tokenizer, processors
 
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
 from dedloc_kit.learning.data.tokenizers.bare import tokenizer_files
@@ -15,7 +16,6 @@ from dedloc_kit.learning.data.tokenizers.lossless import byte_level_bpe, unigram
 from dedloc_kit.learning.data.tokenizers.special_tokens import END_OF_TEXT, MASKED, UNK
 from dedloc_kit.learning.data.tokenizers.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.pretrained import CONFIG, TOKENIZER_FILES, load_pretrained_tokenizer
-from dedloc_kit.run.task import TaskConfig
 
 Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
 """`unigram`: sahajBERT's, lower-case, for masked tasks. `bpe`, byte pair encoding over bytes, and `unigram-bytes`,

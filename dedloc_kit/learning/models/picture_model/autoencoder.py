@@ -5,7 +5,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.run.section import Section
+from dedloc_kit.config.section import Section
 
 _WIDER_AT_MOST = 4
 _GROUPS = 8

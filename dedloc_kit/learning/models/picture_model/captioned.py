@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from dedloc_kit.config.section import Section
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.pictures.images import Encoded, file_of, no_picture, sides
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Reader, Shard
-from dedloc_kit.run.section import Section
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import Source
 
 MIN_SIDE = 8
 """Pixels; a smaller picture shows nothing that could be learned."""

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
 from dedloc_kit.learning.models.pinned import Named, fingerprint
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
 
 OWN_CONFIG, OWN_WEIGHTS = "picture_model.json", "picture_model.safetensors"

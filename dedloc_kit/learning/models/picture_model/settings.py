@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from dedloc_kit.config.loading import IMAGES, local, read_values
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION
 from dedloc_kit.learning.models.picture_model.captioned import PictureSource, Wanted
-from dedloc_kit.run.loading import IMAGES, local, read_values
 from dedloc_kit.validation import describe
 
 

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
 from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION, PictureCodes
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization
 from dedloc_kit.learning.tasks.drawing.generation import Drawn
 from dedloc_kit.learning.tasks.drawing.places import Attention
 from dedloc_kit.learning.tasks.drawing.transformer import Shape
-from dedloc_kit.run.section import PositiveFloat, PositiveInt, Section
 
 _LEAST_HEAD = 6
 """Channels: a pair for each part of a place."""

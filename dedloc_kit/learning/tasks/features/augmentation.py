@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.config.section import PositiveInt, Section
 
 LEFT, TOP, WIDTH, HEIGHT, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = range(10)
 """The numbers of a crop: a box in shares of the picture, -1 for mirrored or 1, three factors, a turn of the hues

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.text.conversations import ASSISTANT, USER
 from dedloc_kit.learning.data.tokenizers.chat_template import Spoken
 from dedloc_kit.records.evaluation import Continuation
-from dedloc_kit.run.seeds import seed_of
 
 _SAMPLES = 5
 _FURTHER = 40

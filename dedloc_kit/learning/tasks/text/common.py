@@ -13,6 +13,9 @@ from pydantic import Field
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import PositiveInt, Section
+from dedloc_kit.config.task import SEQUENCE_LENGTH, Source
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.shards import Shard
@@ -24,9 +27,6 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization, load_tok
 from dedloc_kit.learning.task import Batch, Task
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.pretrained import is_misread
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import PositiveInt, Section
-from dedloc_kit.run.task import SEQUENCE_LENGTH, Source
 
 _logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.data.text.tokens import Document
 from dedloc_kit.records.evaluation import Continuation
-from dedloc_kit.run.seeds import seed_of
 
 _SAMPLES = 5
 _BEGINNING, _FURTHER = 16, 40

@@ -11,6 +11,9 @@ import torch
 from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.seeds import seed_of
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import places_of
 from dedloc_kit.learning.data.packing import Pack, Packer
@@ -25,9 +28,6 @@ from dedloc_kit.learning.models.packed_attention import BOUNDS, document_bounds
 from dedloc_kit.learning.models.vocabulary_transfer import Origins, origins, transplant
 from dedloc_kit.learning.task import Batch, Example, Feature, VocabularyTransfer, create_task, rows
 from dedloc_kit.learning.tasks.text.common import TextOptions, TextTask, dropping
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.seeds import seed_of
-from dedloc_kit.run.task import TaskConfig
 
 BITS_PER_BYTE = "bits per byte"
 """What a decoder takes of the held-out text: it compares between vocabularies."""

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.computing.card import Batch, Card, samples_in
 from dedloc_kit.learning.train.computing.device import free_cached
-from dedloc_kit.run.config import RunConfig
 
 MAX_SAMPLES = 64
 MAX_SECONDS = 1.0

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.learning.train.optim.adamw import AdamW
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.lamb8bit import Lamb8Bit
 from dedloc_kit.learning.train.optim.lars import Lars
 from dedloc_kit.learning.train.optim.muon import Muon
 from dedloc_kit.learning.train.schedule import learning_rate
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 
 def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lars | AdamW:

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.state.orders import begun
 from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
 
 
 class NoState(TrainingState):

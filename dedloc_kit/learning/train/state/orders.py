@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.records.orders import Decay
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 RATE, REWOUND = "rewind.rate", "rewind.step"
 DECAY_START, DECAY_STEPS = "decay.start", "decay.steps"

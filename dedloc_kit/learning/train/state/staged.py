@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.state import Position, TrainingState
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.run.config import RunConfig
 
 SETTLED_SECONDS = 10.0
 """Stages take a step within so long of each other, unless one of them lacks peers."""

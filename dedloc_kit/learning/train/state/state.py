@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.flat import FlatLayout, Room, placed, shared_zeros
 from dedloc_kit.learning.train.optim.portable import norm
 from dedloc_kit.learning.train.schedule import learning_rate
@@ -28,7 +29,6 @@ from dedloc_kit.learning.train.state.sketch import alike, sketch
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
 
 KEPT_ROUNDS = 16
 MAX_RECEIPT_BYTES = 8_000_000

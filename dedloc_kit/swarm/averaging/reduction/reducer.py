@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.run.trust import TrustConfig
+from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.swarm.trust.robust import clipped_mean
 
 

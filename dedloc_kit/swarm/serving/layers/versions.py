@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from dedloc_kit.blocks.plans.plan import LayerRange, unserved
 from dedloc_kit.blocks.weights.manifest import Manifest
-from dedloc_kit.run.swarm import SwarmConfig
+from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.serving.config import MAX_VERSION, ModelVersion, ServingConfig
 from dedloc_kit.serving.offer import Release, Serving
 from dedloc_kit.swarm.directory.directory import Directory

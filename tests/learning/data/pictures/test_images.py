@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.learning.data.sources.losses import Loss
 from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, shuffled
-from dedloc_kit.run.task import Source
 from tests.pictures import draw, encoded, striped, write_pictures
 
 RED = Image.new("RGB", (40, 30), (250, 10, 10))

@@ -13,13 +13,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import PLACES
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks, Unread
 from dedloc_kit.learning.data.sources.losses import Loss
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import texts
-from dedloc_kit.run.task import Source
 
 STRETCH = 2048
 """Bytes; of the small files here some 20 to 40 documents."""

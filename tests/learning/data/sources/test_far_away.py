@@ -10,11 +10,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks
 from dedloc_kit.learning.data.sources.losses import Loss
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import texts
-from dedloc_kit.run.task import Source
 from tests.loopback_hub import LoopbackHub, loopback_hub
 
 READERS, FILES, BLOCKS = 4, 3, 2

@@ -16,6 +16,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources import formats
 from dedloc_kit.learning.data.sources.blocks import Blocks
@@ -26,7 +27,6 @@ from dedloc_kit.learning.data.sources.losses import HOPELESS, Loss
 from dedloc_kit.learning.data.sources.shards import find_splits, strays
 from dedloc_kit.learning.data.sources.stream import documents, in_order, texts
 from dedloc_kit.learning.data.sources.tables import MAX_ROW
-from dedloc_kit.run.task import Source
 from tests.learning.data.texts import BENGALI, lines
 
 

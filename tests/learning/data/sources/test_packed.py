@@ -11,13 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.packed import MAX_WINDOW
 from dedloc_kit.learning.data.sources.reading import metadata_of
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.data.text.token_shards import read_token_shard
-from dedloc_kit.run.task import Source
 from tests.learning.data.texts import BENGALI, lines
 
 

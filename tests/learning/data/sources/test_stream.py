@@ -15,12 +15,12 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources import patience
 from dedloc_kit.learning.data.sources.reading import read_shard
 from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import Prefetch, documents, in_order, texts
-from dedloc_kit.run.task import Source
 
 
 def no_warning(text: str) -> None:

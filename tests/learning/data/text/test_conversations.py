@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.shards import find_shards
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.data.text.conversations import Conversation, Flaw, columns_of, conversations, parse
-from dedloc_kit.run.task import Source
 from tests.chat_runs import turns, write_rows
 
 KEYS = st.sampled_from(["role", "content", "x"]) | st.text()

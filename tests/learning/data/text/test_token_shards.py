@@ -6,6 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
 from dedloc_kit.learning.data.sources.open_files import OpenFiles
@@ -15,7 +16,6 @@ from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text import token_shards
 from dedloc_kit.learning.data.text.token_shards import read_token_shard, shard_path, write_token_shard
 from dedloc_kit.learning.data.text.tokens import Document
-from dedloc_kit.run.task import Source
 from tests.flaky_files import far_files
 
 HASH = "0123456789abcdef"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.text.tokens import DocumentTokenizer
 from dedloc_kit.learning.data.tokenizers.lossless import BYTES, MAX_LETTERS
@@ -24,7 +25,6 @@ from dedloc_kit.learning.data.tokenizers.tokenizer import (
     training_text,
 )
 from dedloc_kit.learning.task import task_class
-from dedloc_kit.run.task import TaskConfig
 from tests.learning.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
 KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "masked")]

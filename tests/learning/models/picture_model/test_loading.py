@@ -11,13 +11,13 @@ import torch
 from safetensors import torch as safetensors
 from torch.nn import functional
 
+from dedloc_kit.config.loading import parse_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable
 from dedloc_kit.learning.data.pictures.codes import PictureCodes
 from dedloc_kit.learning.models.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.learning.models.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, find, pictures_of
 from dedloc_kit.learning.models.picture_model.loading import load_picture_model, save
-from dedloc_kit.run.loading import parse_run
 from tests.loopback_hub import LoopbackHub, loopback_hub
 
 ARCHITECTURE = Architecture(codes=32, scale=4, width=8, code_width=4)

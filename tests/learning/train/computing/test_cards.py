@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import LossFunction, Prepare
@@ -18,7 +19,6 @@ from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.run.config import RunConfig
 from tests.tiny import WIDTH, TinyTask, tiny_run
 
 CPU = torch.device("cpu")

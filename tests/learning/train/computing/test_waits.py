@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Loss
 from dedloc_kit.learning.train.computing.card import Batch, Card, LossFunction
 from dedloc_kit.learning.train.computing.loss_scale import loss_scale
@@ -17,7 +18,6 @@ from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.build import build_optimizer, local_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.run.config import RunConfig
 from tests.learning.counting_device import DEVICE, counting
 from tests.tiny import TinyTask, tiny_run
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
 from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from tests.learning.train.by_hand import give

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.learning.train.optim.adamw import AdamW
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.run.optimizer import OptimizerConfig
 from tests.tiny import TinyTask, tiny_run
 
 

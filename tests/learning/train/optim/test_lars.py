@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.optim.lars import Lars
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 
 def reference_lars(

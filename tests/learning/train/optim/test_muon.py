@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer, Shape
 from dedloc_kit.learning.train.optim.build import local_optimizer
-from dedloc_kit.run.optimizer import OptimizerConfig
 
 CONFIG = OptimizerConfig(name="muon", learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="of PyTorch 2.9")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dedloc_kit.run.section import LATER, Section
+from dedloc_kit.config.section import LATER, Section
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""

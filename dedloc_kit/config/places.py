@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY, HUB_REVISION, public_name
+from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.section import HUB_REPOSITORY, HUB_REVISION, public_name
-from dedloc_kit.run.task import TaskConfig
 
 ON_HUB = rf"({HUB_REPOSITORY})(?:@({HUB_REVISION}))?"
 """The pattern of `OWNER/NAME` and `OWNER/NAME@REVISION`."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.run.section import HUB_REPOSITORY, LATER, Decay, PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import HUB_REPOSITORY, LATER, Decay, PositiveFloat, PositiveInt, Section
 
 DOWNLOADS = rf"{HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 """The pattern of a bucket's name on the Hub or of a folder's address."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from dedloc_kit.run.section import Section
+from dedloc_kit.config.section import Section
 
 
 @dataclass(frozen=True)

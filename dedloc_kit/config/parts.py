@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.run.section import PositiveInt, Section
+from dedloc_kit.config.section import PositiveInt, Section
 
 MAX_STAGES = 64
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from dedloc_kit.config.option import HIDDEN, Option
+from dedloc_kit.config.parts import MAX_STAGES
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import HUB_REPOSITORY, PLAIN_TEXT, PositiveInt, Section, Url
 from dedloc_kit.errors import UserError
-from dedloc_kit.run.config import RunConfig
-from dedloc_kit.run.option import HIDDEN, Option
-from dedloc_kit.run.parts import MAX_STAGES
-from dedloc_kit.run.section import HUB_REPOSITORY, PLAIN_TEXT, PositiveInt, Section, Url
 from dedloc_kit.validation import describe
 
 DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"

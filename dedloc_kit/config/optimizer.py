@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dedloc_kit.run.section import LATER, Decay, PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import LATER, Decay, PositiveFloat, PositiveInt, Section
 
 
 class OptimizerConfig(Section):

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from dedloc_kit.run.section import PLAIN_TEXT, Section
-from dedloc_kit.run.trust import AccessConfig
+from dedloc_kit.config.section import PLAIN_TEXT, Section
+from dedloc_kit.config.trust import AccessConfig
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
 

@@ -4,13 +4,13 @@ from typing import Annotated
 
 from pydantic import PrivateAttr, field_validator, model_validator
 
-from dedloc_kit.run.averaging import AveragingConfig
-from dedloc_kit.run.optimizer import OptimizerConfig
-from dedloc_kit.run.parts import ExpertsConfig, PipelineConfig
-from dedloc_kit.run.section import LATER, PositiveInt
-from dedloc_kit.run.swarm import SwarmConfig
-from dedloc_kit.run.task import SEQUENCE_LENGTH, DataConfig, TaskConfig
-from dedloc_kit.run.trust import TrustConfig
+from dedloc_kit.config.averaging import AveragingConfig
+from dedloc_kit.config.optimizer import OptimizerConfig
+from dedloc_kit.config.parts import ExpertsConfig, PipelineConfig
+from dedloc_kit.config.section import LATER, PositiveInt
+from dedloc_kit.config.swarm import SwarmConfig
+from dedloc_kit.config.task import SEQUENCE_LENGTH, DataConfig, TaskConfig
+from dedloc_kit.config.trust import TrustConfig
 
 MAX_BATCHES = 64
 """Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
-from dedloc_kit.run.section import HUB_REVISION, LATER, PLACE, PositiveFloat, Section
+from dedloc_kit.config.section import HUB_REVISION, LATER, PLACE, PositiveFloat, Section
 
 SEQUENCE_LENGTH = 512
 """Tokens of a text task's samples, if `task.sequence_length` does not say otherwise."""

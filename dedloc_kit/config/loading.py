@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.machine.text_files import read_text
-from dedloc_kit.run.config import RunConfig
 from dedloc_kit.validation import describe
 
 IMAGES = "images"
