@@ -36,7 +36,7 @@ class Learner:
 
     def update(self, rate: float = 1.0) -> None:
         """Take a step with the parameters' gradients, and clear them."""
-        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_gradient_norm)
+        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * learning_rate(self.run.optimizer, self.step)
         self.optimizer.step()
