@@ -292,14 +292,14 @@ def test_a_peers_name_may_be_in_any_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"optimizer": {"name": "lars", "state": "8bit", "warmup_steps": 1}}, '"lars" has one of them only'),
-        ({"optimizer": {"name": "adamw", "state": "8bit"}}, '"adamw" is not made for it'),
-        ({"optimizer": {"state": "8bit"}, "averaging": "local-steps"}, 'averaging = "local-steps"'),
+        ({"optimizer": {"name": "lars", "state_dtype": "8bit", "warmup_steps": 1}}, '"lars" has one of them only'),
+        ({"optimizer": {"name": "adamw", "state_dtype": "8bit"}}, '"adamw" is not made for it'),
+        ({"optimizer": {"state_dtype": "8bit"}, "averaging": "local-steps"}, 'averaging = "local-steps"'),
     ],
 )
 def test_a_state_of_8_bits_is_refused_in_a_line_where_it_is_not_made_for(changes: dict[str, Any], why: str) -> None:
     told = message(values(**changes))
-    assert 'optimizer.state = "8bit"' in told
+    assert 'optimizer.state_dtype = "8bit"' in told
     assert why in told
 
 

@@ -21,7 +21,7 @@ class Learner:
         self.layout = FlatLayout.of(self.parameters)
         groups = task.groups(self.model)
         # Not in the run, whose first weights and data depend on all that it says.
-        self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state": state}), groups, self.model)
+        self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state_dtype": state}), groups, self.model)
         self.step = 0
 
     def gradient(self, batch: Batch) -> Tensor:

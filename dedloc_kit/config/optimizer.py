@@ -39,6 +39,6 @@ class OptimizerConfig(Section):
     """Which parameters do not decay (biases, say) is the task's choice."""
     max_grad_norm: PositiveFloat = 1.0
     """The averaged gradient is scaled down to at most this norm."""
-    state: Annotated[Literal["float32", "8bit"], LATER] = "float32"
+    state_dtype: Annotated[Literal["float32", "8bit"], LATER] = "float32"
     """With `lamb`: how each peer keeps what the optimizer remembers. `8bit` takes a quarter of the memory, and half as
     much has to be downloaded by who joins; a step of the optimizer takes two to four times as long, on every peer."""

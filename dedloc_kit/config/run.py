@@ -88,16 +88,16 @@ class RunConfig(SwarmConfig):
 
     @model_validator(mode="after")
     def _state_in_8_bits_is_for_lamb(self) -> "RunConfig":
-        if self.optimizer.state == "float32":
+        if self.optimizer.state_dtype == "float32":
             return self
         if self.averaging.mode == "local-steps":
             raise ValueError(
-                'optimizer.state = "8bit" is for what all volunteers share, which with averaging = "local-steps" is no '
-                "state of this optimizer; remove it"
+                'optimizer.state_dtype = "8bit" is for what all volunteers share, which with averaging = "local-steps" '
+                "is no state of this optimizer; remove it"
             )
         if self.optimizer.name != "lamb":
             raise ValueError(
-                'optimizer.state = "8bit" keeps the two averages of optimizer.name = "lamb"; '
+                'optimizer.state_dtype = "8bit" keeps the two averages of optimizer.name = "lamb"; '
                 f'"{self.optimizer.name}" {_WITHOUT_8_BITS[self.optimizer.name]}: remove it'
             )
         return self

@@ -123,7 +123,7 @@ def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    parameters, state = rehearsed.parameters, run.optimizer.state
+    parameters, state = rehearsed.parameters, run.optimizer.state_dtype
     model = f"model         {parameters / 1e6:,.1f} million parameters"
     if run.pipeline is not None:
         return [model, *(describe_stages(run, rehearsed) if rehearsed.stages else [])]

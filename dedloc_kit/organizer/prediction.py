@@ -215,4 +215,4 @@ def state_bytes(run: RunConfig, parameters: int) -> float:
     """Of what a newcomer downloads: the parameters, and what the optimizer of global steps remembers."""
     if run.averaging.mode == "local-steps" or run.optimizer.name == "lars":
         return 8.0 * parameters
-    return (6.0 if run.optimizer.state == "8bit" else 12.0) * parameters
+    return (6.0 if run.optimizer.state_dtype == "8bit" else 12.0) * parameters

@@ -151,7 +151,7 @@ def test_newcomers_states_go_over_the_lines_of_those_who_average_unless_a_bucket
 
 
 def test_a_state_is_the_parameters_and_what_the_optimizer_of_global_steps_remembers() -> None:
-    runs = {12: run(), 6: tiny_run(optimizer={"state": "8bit"}), 8: tiny_run(averaging={"mode": "local-steps"})}
+    runs = {12: run(), 6: tiny_run(optimizer={"state_dtype": "8bit"}), 8: tiny_run(averaging={"mode": "local-steps"})}
     assert {size: state_bytes(each, 1000) for size, each in runs.items()} == {size: 1000 * size for size in runs}
 
 
