@@ -163,10 +163,10 @@ def test_a_key_that_came_later_is_left_out_of_what_is_written_while_it_has_its_d
 
 def test_only_a_run_whose_batches_may_be_overfull_has_another_fingerprint() -> None:
     plain, said, overfull = (
-        parse_run(values(averaging=each)) for each in ({}, {"overfull": False}, {"overfull": True})
+        parse_run(values(averaging=each)) for each in ({}, {"allow_overflow": False}, {"allow_overflow": True})
     )
     assert plain.fingerprint == said.fingerprint != overfull.fingerprint
-    assert parse_run(json.loads(overfull.canonical())).averaging.overfull
+    assert parse_run(json.loads(overfull.canonical())).averaging.allow_overflow
 
 
 def test_stages_are_parts_with_ids_of_their_own_and_a_run_without_them_is_what_it_was() -> None:

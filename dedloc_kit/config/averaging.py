@@ -21,7 +21,7 @@ class AveragingConfig(Section):
     """Average while the next batch accumulates (gradients are then up to one global step old). With `local-steps` each
     peer's own steps go on meanwhile, and from the average on when it comes.
     With `false` every peer waits for the average: exact large-batch training."""
-    overfull: Annotated[bool, LATER] = False
+    allow_overflow: Annotated[bool, LATER] = False
     """What is computed after the batch is full, until its round begins, belongs to the next one, and where rounds take
     longer than a batch the devices wait (a larger `global_batch` would use them). With `true` it all counts at once:
     nobody waits for that, and a batch may hold several times as many samples as it says."""
