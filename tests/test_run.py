@@ -363,7 +363,7 @@ def test_what_a_run_with_experts_has_not_yet_is_refused_before_it_starts(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("downloads", "right"),
+    ("state_bucket", "right"),
     [
         ("us/down", True),
         ("https://example.org/down/bert", True),
@@ -376,29 +376,29 @@ def test_what_a_run_with_experts_has_not_yet_is_refused_before_it_starts(tmp_pat
         ("down", False),
     ],
 )
-def test_downloads_are_in_a_bucket_or_in_a_folder_over_https(downloads: str, right: bool) -> None:
+def test_the_state_bucket_is_on_the_hub_or_a_folder_over_https(state_bucket: str, right: bool) -> None:
     def parsed() -> RunConfig:
-        return tiny_run(averaging={"downloads": downloads})
+        return tiny_run(averaging={"state_bucket": state_bucket})
 
     if right:
         assert parsed().fingerprint != tiny_run().fingerprint, "all peers have to agree on it"
     else:
-        with pytest.raises(UserError, match=r"averaging\.downloads"):
+        with pytest.raises(UserError, match=r"averaging\.state_bucket"):
             parsed()
 
 
 def test_where_downloads_are_a_folder_the_coordinator_has_to_know_which_one(tmp_path: Path) -> None:
     peer = parsed(CoordinatorConfig, {"folder": tmp_path})
-    peer.check(tiny_run(averaging={"downloads": "us/down"}))
-    run = tiny_run(averaging={"downloads": "https://example.org/down"})
-    with pytest.raises(UserError, match="--downloads-folder"):
+    peer.check(tiny_run(averaging={"state_bucket": "us/down"}))
+    run = tiny_run(averaging={"state_bucket": "https://example.org/down"})
+    with pytest.raises(UserError, match="--state-bucket-folder"):
         peer.check(run)
-    parsed(CoordinatorConfig, {"folder": tmp_path, "downloads_folder": tmp_path}).check(run)
+    parsed(CoordinatorConfig, {"folder": tmp_path, "state_bucket_folder": tmp_path}).check(run)
 
 
 def test_downloads_are_not_made_for_a_model_in_parts() -> None:
     with pytest.raises(UserError, match="not made for a run with"):
-        tiny_run(averaging={"downloads": "us/down", "overlap": False}, pipeline={"stages": 2})
+        tiny_run(averaging={"state_bucket": "us/down", "overlap": False}, pipeline={"stages": 2})
 
 
 def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_organizer_alone_needs() -> None:

@@ -156,8 +156,8 @@ class RunConfig(SwarmConfig):
     @model_validator(mode="after")
     def _what_is_downloaded_is_whole(self) -> "RunConfig":
         parts = "pipeline" if self.pipeline else "experts" if self.experts else None
-        if self.averaging.downloads is not None and parts is not None:
-            raise ValueError(f"averaging.downloads is not made for a run with [{parts}] yet; remove one of them")
+        if self.averaging.state_bucket is not None and parts is not None:
+            raise ValueError(f"averaging.state_bucket is not made for a run with [{parts}] yet; remove one of them")
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def check(
     hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
-    downloads_folder: Path | None = None,
+    state_bucket_folder: Path | None = None,
     **settings: object,
 ) -> None:
     """Try the run's data and model on this machine and print what it takes.
@@ -60,7 +60,7 @@ def check(
     :param helpers: who lend a line; not to a run in stages
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
-    :param downloads_folder: what is shown at `averaging.downloads`, if that is the address of a folder
+    :param state_bucket_folder: what is shown at `averaging.state_bucket`, if that is the address of a folder
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
@@ -78,8 +78,8 @@ def check(
     if run.experts is not None:
         for line in describe_hosts(run, hosts, volunteers, coordinator_line):
             console.print(line)
-    if run.averaging.downloads is not None and not offline:
-        console.print(f"downloads     {try_bucket(run.averaging.downloads, downloads_folder, run.run_id)}")
+    if run.averaging.state_bucket is not None and not offline:
+        console.print(f"downloads     {try_bucket(run.averaging.state_bucket, state_bucket_folder, run.run_id)}")
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
@@ -186,7 +186,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     newcomers = (
         f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "
-        "serve them instead (averaging.downloads)"
+        "serve them instead (averaging.state_bucket)"
     )
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [

@@ -191,7 +191,7 @@ def predict(
     """
     rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
-    uploads = 0.0 if run.averaging.downloads is None else UPLOADS
+    uploads = 0.0 if run.averaging.state_bucket is None else UPLOADS
     members = 1 + sum(each.count for each in volunteers) + sum(each.count for each in helpers)
     lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
     # As if it had so many members more.

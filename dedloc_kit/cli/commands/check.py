@@ -45,10 +45,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
     )
     parser.add_argument(
-        "--downloads-folder",
+        "--state-bucket-folder",
         type=Path,
         metavar="FOLDER",
-        help="what of this machine a web server shows at the run's averaging.downloads, to try it",
+        help="what of this machine a web server shows at the run's averaging.state_bucket, to try it",
     )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_options(parser, JoinOptions, *_TRIED_WITH)
@@ -67,6 +67,6 @@ def run(options: argparse.Namespace) -> None:
         hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,
-        downloads_folder=options.downloads_folder,
+        state_bucket_folder=options.state_bucket_folder,
         **given(JoinOptions, options, *_TRIED_WITH),
     )
