@@ -317,7 +317,7 @@ def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None
     assert plain.experts is None
     assert "experts" not in json.loads(plain.canonical())
     assert run.experts is not None
-    assert (run.experts.layers, run.experts.grid, run.experts.chosen) == ((1, 3), (4, 4), 2)
+    assert (run.experts.layers, run.experts.grid, run.experts.top_k) == ((1, 3), (4, 4), 2)
     assert parse_run(json.loads(run.canonical())) == run
     assert run.fingerprint != plain.fingerprint
 
@@ -325,8 +325,8 @@ def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None
 @pytest.mark.parametrize(
     ("experts", "others", "said"),
     [
-        ({"chosen": 17}, {}, "experts.chosen is 17, and a grid of 4 x 4 has 16 cells; set it to at most that"),
-        ({"chosen": 1}, {}, "experts.chosen: input should be greater than or equal to 2"),
+        ({"top_k": 17}, {}, "experts.top_k is 17, and a grid of 4 x 4 has 16 cells; set it to at most that"),
+        ({"top_k": 1}, {}, "experts.top_k: input should be greater than or equal to 2"),
         ({"grid": []}, {}, "experts.grid must be two whole numbers from 1 to 64"),
         ({"grid": [0, 4]}, {}, "experts.grid must be two whole numbers from 1 to 64"),
         ({"grid": [4, 65]}, {}, "experts.grid must be two whole numbers from 1 to 64"),
@@ -334,7 +334,7 @@ def test_experts_are_part_of_a_run_and_one_without_them_is_what_it_was() -> None
         ({"layers": []}, {}, "experts.layers"),
         ({"layers": [3, 1]}, {}, "experts.layers must name each layer once, in their order"),
         ({"layers": [1, 1]}, {}, "experts.layers must name each layer once, in their order"),
-        ({"weight": 1}, {}, "experts.weight is not a known key; did you mean 'width'?"),
+        ({"widht": 1}, {}, "experts.widht is not a known key; did you mean 'width'?"),
         ({}, {"averaging": "local-steps"}, 'remove averaging = "local-steps" or the experts'),
         ({}, {}, "[experts] need averaging.overlap = false"),
         ({}, {"trust": {"checks": "on"}, "averaging": {"overlap": False}}, "remove it or the [experts]"),

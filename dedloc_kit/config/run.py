@@ -179,7 +179,7 @@ class RunConfig(SwarmConfig):
             return 0
         length = self.task.options.get("sequence_length")
         tokens = length if isinstance(length, int) else SEQUENCE_LENGTH
-        return tokens * len(self.experts.layers) * self.experts.chosen
+        return tokens * len(self.experts.layers) * self.experts.top_k
 
     @property
     def peer_batch(self) -> int:
