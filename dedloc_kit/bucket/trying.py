@@ -17,8 +17,8 @@ def try_bucket(state_bucket: str, folder: Path | None, run_id: str) -> str:
     :param folder: see `writer_of`
     """
     if state_bucket.startswith("https://") and folder is None:
-        fix = "say which folder of this machine is shown there (--state-bucket-folder FOLDER)"
-        return f"{state_bucket} was not tried: {fix}"
+        where = "state_bucket_folder in coordinator.toml"
+        return f"{state_bucket} was not tried: say which folder of this machine is shown there ({where})"
     content = secrets.token_bytes(32)
     chunk, found = Chunk(digest=digest_of(content), size=len(content)), bytearray(len(content))
     writer = writer_of(state_bucket, folder, run_id)
