@@ -1,4 +1,4 @@
-"""`dedloc serve`, as its users run it: the commands of docs/serving.md."""
+"""`dedloc serve`, as its users run it: the commands of docs/serve.md."""
 
 import json
 import signal
