@@ -171,8 +171,9 @@ def _launched(access: str, folder: Path) -> Iterator[Peer]:
     """`dedloc launch`, and after it nothing of it is left."""
     folder.mkdir()
     (folder / "run.toml").write_text(RUN.format(access=access))
+    (folder / "coordinator.toml").write_text("checkpoint_every = 1000\n")
     module = f"dedloc_kit.cli launch {folder}/run.toml --folder {folder}/coordinator --task-module benchmarks.lib.task"
-    module += " --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0 --devices cpu --threads 1 --checkpoint-every 1000"
+    module += " --swarm-host 127.0.0.1 --host 127.0.0.1 --port 0 --devices cpu --threads 1"
     with Peer(module, {}, name="launch", folder=folder, prefix=_pinned(RUN_CORE)) as peer:
         try:
             yield peer

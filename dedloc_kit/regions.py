@@ -20,7 +20,10 @@ _MAX_TITLE = 100
 LOOK_SECONDS = 15.0
 """Between two looks for those whose country is not known."""
 _CODE = re.compile(r"[A-Z]{2}")
-_FIX = "give --regions a country database as .mmdb, such as GeoLite2-Country of MaxMind or IP to Country Lite of DB-IP"
+_FIX = (
+    "regions in coordinator.toml must be a country database as .mmdb, such as GeoLite2-Country of MaxMind or IP to "
+    "Country Lite of DB-IP"
+)
 
 
 class Countries:

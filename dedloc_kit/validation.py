@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -16,19 +17,20 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
     where = _dotted(location) or "the configuration"
     match finding["type"]:
         case "extra_forbidden":
-            known = _keys_at(model, location[:-1])
-            nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
-            return (
-                f"{where} is not a known key; did you mean '{nearest[0]}'?"
-                if nearest
-                else f"{where} is not a known key"
-            )
+            return unknown_key(location, _keys_at(model, location[:-1]))
         case "missing":
             return f"{where} is missing; add it"
         case "value_error":
             return finding["msg"].removeprefix("Value error, ")
         case _:
             return f"{where}: {finding['msg'][0].lower()}{finding['msg'][1:]}, not {finding['input']!r:.80}"
+
+
+def unknown_key(location: tuple[int | str, ...], known: Sequence[str]) -> str:
+    """One line that names the key and the nearest of those that are known."""
+    nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    return f"{_dotted(location)} is not a known key{hint}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -1,5 +1,6 @@
 """The `dedloc` command as a process, for tests."""
 
+import json
 import os
 import signal
 import subprocess
@@ -128,6 +129,12 @@ def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer",
     path = folder / "run.toml"
     path.write_text(ALBERT.format(task=task, tokenizer=tokenizer, dataset=dataset), encoding="utf-8")
     return path
+
+
+def coordinator_file(folder: Path, **settings: object) -> None:
+    """`coordinator.toml` beside the run's file in that folder."""
+    lines = (f"{name} = {json.dumps(value, default=str)}" for name, value in settings.items())
+    (folder / "coordinator.toml").write_text("\n".join(lines), encoding="utf-8")
 
 
 def launch(path: Path, *more: str) -> subprocess.CompletedProcess[str]:

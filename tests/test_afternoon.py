@@ -38,9 +38,9 @@ def dedloc(*arguments: str | Path) -> str:
 @contextmanager
 def launched(run: Path, folder: Path) -> Iterator[None]:
     """`dedloc launch` until the invitation is there; a SIGTERM ends it at last."""
-    hub = ("--hub", "us/model", "--push-every", "1", "--evaluate-every", "1")
+    commands.coordinator_file(run.parent, hub="us/model", push_every=1, evaluate_every=1)
     places = ("--folder", folder, "--swarm-host", "127.0.0.1", "--host", "127.0.0.1", "--port", "0")
-    with commands.running("launch", run, *places, *hub, "--threads", "1", folder=Path.cwd()) as command:
+    with commands.running("launch", run, *places, "--threads", "1", folder=Path.cwd()) as command:
         wait_until(
             lambda: (folder / "invitation.json").exists() or command.process.poll() is not None, "it is not up", 120.0
         )

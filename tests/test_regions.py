@@ -1,5 +1,6 @@
 """From which countries volunteers take part: by a database of the organizer's, and by what the coordinator sees."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resources import recipe
 from dedloc_kit.swarm.network.reach import seen_host
+from tests.commands import coordinator_file
 from tests.geoip import write_countries
 
 NETWORKS = {"198.51.100.0/24": "BD", "203.0.113.0/24": "IN", "192.0.2.0/24": "nonsense"}
@@ -96,7 +98,7 @@ def test_a_file_that_is_no_database_of_countries_is_refused_with_the_fix(
             write_countries(given, NETWORKS, kind="Test-ASN")
         case bytes():
             given.write_bytes(content)
-    with pytest.raises(UserError, match=rf"given\.mmdb {reason}.*give --regions a country database"):
+    with pytest.raises(UserError, match=rf"given\.mmdb {reason}.*regions .* must be a country database"):
         Countries(given)
 
 
@@ -114,8 +116,8 @@ def test_a_damaged_database_that_opens_ends_nothing(path: Path) -> None:
 def test_a_launch_with_a_wrong_file_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe_file = str(recipe("albert-demo") / "run.toml")
-    asked = ["launch", recipe_file, "--folder", str(tmp_path / "run"), "--regions", str(tmp_path / "none.mmdb")]
-    assert main(asked) == 2
-    assert "give --regions a country database" in capsys.readouterr().err
+    shutil.copy(recipe("albert-demo") / "run.toml", tmp_path)
+    coordinator_file(tmp_path, regions="none.mmdb")
+    assert main(["launch", str(tmp_path / "run.toml"), "--folder", str(tmp_path / "run")]) == 2
+    assert "regions in coordinator.toml must be a country database" in capsys.readouterr().err
     assert not (tmp_path / "run" / "logs").exists(), "no worker was started"

@@ -391,7 +391,7 @@ def test_where_downloads_are_a_folder_the_coordinator_has_to_know_which_one(tmp_
     peer = parsed(CoordinatorConfig, {"folder": tmp_path})
     peer.check(tiny_run(averaging={"downloads": "us/down"}))
     run = tiny_run(averaging={"downloads": "https://example.org/down"})
-    with pytest.raises(UserError, match="--downloads-folder"):
+    with pytest.raises(UserError, match="with downloads_folder"):
         peer.check(run)
     parsed(CoordinatorConfig, {"folder": tmp_path, "downloads_folder": tmp_path}).check(run)
 

@@ -17,7 +17,8 @@ def try_bucket(downloads: str, folder: Path | None, run_id: str) -> str:
     :param folder: see `writer_of`
     """
     if downloads.startswith("https://") and folder is None:
-        return f"{downloads} was not tried: say which folder of this machine is shown there (--downloads-folder FOLDER)"
+        where = "downloads_folder in coordinator.toml"
+        return f"{downloads} was not tried: say which folder of this machine is shown there ({where})"
     content = secrets.token_bytes(32)
     chunk, found = Chunk(digest=digest_of(content), size=len(content)), bytearray(len(content))
     writer = writer_of(downloads, folder, run_id)

@@ -133,7 +133,10 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
     checkpoint = max((path.stat().st_size for path in checkpoints), default=0)
     disk = f"{size(machine.free_disk)} of the disk are free"
     if machine.free_disk < KEPT_CHECKPOINTS * checkpoint:
-        yield Finding(f"{disk}, a checkpoint takes {size(checkpoint)}", "make room, or keep fewer (--keep-checkpoints)")
+        yield Finding(
+            f"{disk}, a checkpoint takes {size(checkpoint)}",
+            "make room, or keep fewer (keep_checkpoints in coordinator.toml)",
+        )
     else:
         yield Finding(disk)
 

@@ -4,13 +4,12 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from dedloc_kit.config.option import Option, default_of, options_of
+from dedloc_kit.config.option import Option, default_of, kind_of, options_of, validated
 from dedloc_kit.config.section import Section
 
 
@@ -37,7 +36,7 @@ def given(kind: type[Section], options: argparse.Namespace, *only: str) -> dict[
 def _add(parser: argparse._ActionsContainer, name: str, field: FieldInfo, option: Option, text: str) -> None:
     flag = option.flag or f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}"
     common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-    kind = _without_none(field.annotation)
+    kind = kind_of(field)
     if kind is bool:
         value = field.default is not True
         parser.add_argument(flag, action="store_const", const=value, help=_help(text), **common)
@@ -50,15 +49,8 @@ def _add(parser: argparse._ActionsContainer, name: str, field: FieldInfo, option
         common |= {"action": "append", "type": _copy, "metavar": option.metavar}
         text += " May be given several times."
     else:
-        common |= {"type": _checked(field, kind, option.expects), "metavar": option.metavar}
+        common |= {"type": _checked(field, option), "metavar": option.metavar}
     parser.add_argument(flag, help=_help(text, default_of(field, option)), **common)
-
-
-def _without_none(annotation: Any) -> Any:
-    """`int` of `int | None`."""
-    if get_origin(annotation) in (Union, UnionType):
-        (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
-    return annotation
 
 
 def _help(text: str, default: Any = None) -> str:
@@ -74,21 +66,21 @@ def _small(text: str) -> str:
     return text[:1].lower() + text[1:] if first[1:] == first[1:].lower() else text
 
 
-def _checked(field: FieldInfo, kind: Any, expects: str) -> Callable[[str], Any]:
+def _checked(field: FieldInfo, option: Option) -> Callable[[str], Any]:
     """Reads a value as the field takes it."""
-    adapter = TypeAdapter(field.rebuild_annotation())
+    kind = kind_of(field)
 
     def read(text: str) -> Any:
         try:
             if kind is int and not re.fullmatch(r"-?[0-9]+", text):
                 raise ValueError("must be a whole number")
             value = kind(text) if kind in (int, float) else Path(text).expanduser() if kind is Path else text
-            return adapter.validate_python(value)
-        except ValidationError as error:
-            finding = error.errors(include_url=False)[0]["msg"]
-            raise argparse.ArgumentTypeError(f"must be {expects}" if expects else _small(finding)) from None
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"must be {expects}" if expects else str(error)) from None
+            raise argparse.ArgumentTypeError(f"must be {option.expects}" if option.expects else str(error)) from None
+        try:
+            return validated(field, option, value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 

@@ -36,8 +36,8 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
 
 def read_values(path: Path, overrides: Path | None = None) -> dict[str, Any]:
     """All that a run's file says, as it stands there; otherwise as `load_run`."""
-    values = _read_toml(path)
-    return values if overrides is None else _merged(values, _read_toml(overrides))
+    values = read_toml(path)
+    return values if overrides is None else _merged(values, read_toml(overrides))
 
 
 def parse_run(values: dict[str, Any]) -> RunConfig:
@@ -51,7 +51,8 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
         raise UserError(f"a value has a type that no key takes ({error})") from None
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file says; raises UserError if it cannot be read or is no TOML."""
     try:
         return tomllib.loads(read_text(path))
     except FileNotFoundError:

@@ -112,12 +112,13 @@ class CoordinatorConfig(PeerConfig):
     """The options of a coordinator, but for those of its page."""
 
     folder: Annotated[Path, Option(metavar="DIR", optional=True)]
-    """Of the run; default: runs/RUN-ID. A folder of an earlier start resumes it."""
+    """The run's folder; default: runs/RUN-ID. A folder of an earlier start resumes it."""
     name: Annotated[Name, HIDDEN] = "coordinator"
     team: Annotated[Team, HIDDEN] = ""
     data: Annotated[dict[str, Path], HIDDEN] = Field(default={})
     client_mode: Annotated[bool | None, HIDDEN] = None
-    listed: Annotated[bool, Option(flag="--list-volunteers")] = False
+    listed: Annotated[bool, HIDDEN] = False
+    list_volunteers: bool = False
     """Let the public invitation name where volunteers are who agree to it: through them others can join while this
     machine is down."""
     evaluate_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 10
@@ -153,7 +154,7 @@ class CoordinatorConfig(PeerConfig):
         if (run.averaging.downloads or "").startswith("https://") and self.downloads_folder is None:
             raise UserError(
                 f"averaging.downloads is {run.averaging.downloads}; say which folder of this machine is shown there, "
-                "with --downloads-folder FOLDER"
+                "with downloads_folder in coordinator.toml"
             )
         if run.experts is None:
             return
@@ -167,20 +168,20 @@ class PageOptions(Section):
     host: Annotated[str, Option(metavar="ADDRESS")] = "0.0.0.0"
     """The address on which the live page listens."""
     port: Port = 8000
-    """Of the live page; 0 takes a free one."""
+    """The live page's TCP port; 0 takes a free one."""
     url: Annotated[Url | None, Option("URL", "an address such as https://run.example.org")] = None
-    """Under which others find the page, where a proxy stands before it."""
+    """The address under which others find the page, if a proxy stands before it."""
     tls_cert: Annotated[Path | None, Option(metavar="FILE")] = None
     """Serve the page over TLS, without a proxy."""
     tls_key: Annotated[Path | None, Option(metavar="FILE")] = None
-    """Of that certificate."""
+    """The key of that certificate."""
     webhook_file: Annotated[Path | None, Option(metavar="FILE")] = None
-    """Post alerts to the webhook (of Slack, Discord ...) whose secret address is in this file, or in the environment as
+    """Post alerts to the webhook (of Slack, Discord ...) whose secret address is in that file, or in the environment as
     DEDLOC_WEBHOOK."""
 
 
 class LaunchOptions(PageOptions):
-    """The options of `dedloc launch` that its worker has no use for."""
+    """The options of a coordinator that its worker has no use for."""
 
     most_volunteers: Annotated[PositiveInt | None, Option(metavar="N")] = None
     """Ask newcomers to come later while so many train."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from dedloc_kit.config.section import Section
@@ -50,3 +52,21 @@ def options_of(kind: type[Section]) -> Iterator[tuple[str, FieldInfo, Option]]:
 def default_of(field: FieldInfo, option: Option) -> Any:
     """None if there is none, or the caller finds one."""
     return None if field.is_required() or option.no_default else field.get_default(call_default_factory=True)
+
+
+def kind_of(field: FieldInfo) -> Any:
+    """The type of a field's values: `int` of `Annotated[int, ...] | None`."""
+    kind = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def validated(field: FieldInfo, option: Option, value: Any) -> Any:
+    """A value of one field; raises ValueError with what it must be, in words."""
+    try:
+        return TypeAdapter(field.rebuild_annotation()).validate_python(value, strict=True)
+    except ValidationError as error:
+        finding = error.errors(include_url=False)[0]["msg"]
+        said = f"must be {option.expects}" if option.expects else f"{finding[0].lower()}{finding[1:]}"
+    raise ValueError(said)

@@ -489,7 +489,7 @@ class _Role:
             announcement=orders.announcement,
             checks=None if self._auditing is None else self._auditing.checks(),
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
-            listed=public_addresses(others) if self._peer.listed else (),
+            listed=public_addresses(others) if self._peer.list_volunteers else (),
             countries=None if self._regions is None else self._regions.count(volunteers),
             countries_title="" if self._regions is None else self._regions.title,
         )

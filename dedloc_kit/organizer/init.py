@@ -1,4 +1,4 @@
-"""`dedloc init`: the folder of a run to be, made from a recipe: run.toml, a page for the community, notebooks."""
+"""`dedloc init`: the folder of a run to be, made from a recipe: run.toml, coordinator.toml, a page, notebooks."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.prompt import Prompt
 
+from dedloc_kit.config.coordinator import COORDINATOR_FILE, template
 from dedloc_kit.config.loading import load_run
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.section import HUB_REPOSITORY, public_name
@@ -97,6 +98,7 @@ def init(plan: Plan) -> Path:
             (temporary / "run.toml").write_text(text, encoding="utf-8")
             run = load_run(temporary / "run.toml")
             learned = sources or list(run.data.train)
+            (temporary / COORDINATOR_FILE).write_text(template(), encoding="utf-8")
             (temporary / "README.md").write_text(_page(run, learned, plan.recipe), encoding="utf-8")
             notebooks_to_be(run, temporary / "notebooks")
     except OSError as error:

@@ -28,7 +28,7 @@ class PageSettings:
         """Raises UserError if a file cannot be read, or one of a certificate and its key is missing."""
         cert, key = options.tls_cert, options.tls_key
         if (cert is None) != (key is None):
-            raise UserError("a certificate and its key belong together; give both --tls-cert and --tls-key")
+            raise UserError("a certificate and its key belong together; give both tls_cert and tls_key")
         certificate = Certificate(cert, key) if cert is not None and key is not None else None
         url = options.url and options.url.rstrip("/")
         return cls(options.host, options.port, url, certificate, webhook_address(options.webhook_file))

@@ -32,7 +32,7 @@ def webhook_address(file: Path | None) -> str | None:
         try:
             given = read_text(file)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file} cannot be read ({type(error).__name__}); check --webhook-file") from None
+            raise UserError(f"{file} cannot be read ({type(error).__name__}); check webhook_file") from None
     if not given:
         return None
     check_pasted(f"the address in {file or VARIABLE}", given.strip())

@@ -133,7 +133,7 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
     with (tmp_path / "checkpoints" / "step-1.safetensors").open("wb") as checkpoint:
         checkpoint.truncate(10**9)  # a hole: it takes no room itself
     monkeypatch.setattr(doctor, "machine_at", lambda folder: replace(machine_at(folder), free_disk=4 * 10**9))
-    assert "--keep-checkpoints" in told(found(tmp_path), "4.0 GB of the disk are free, a checkpoint takes 1.0 GB").fix
+    assert "keep_checkpoints" in told(found(tmp_path), "4.0 GB of the disk are free, a checkpoint takes 1.0 GB").fix
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ from pydantic import Field
 import dedloc_kit
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.main import parser
-from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions, LaunchOptions, PeerConfig
+from dedloc_kit.config.machine import JoinOptions, PageOptions, PeerConfig
 from dedloc_kit.config.option import HIDDEN, Option, options_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.keywords import checked, keywords_of
@@ -80,7 +80,7 @@ def test_a_keyword_that_is_none_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("command", "kinds"),
-    [("join", [JoinOptions]), ("launch", [CoordinatorConfig, LaunchOptions]), ("serve", [ServerConfig])],
+    [("join", [JoinOptions]), ("serve", [ServerConfig, PageOptions])],
 )
 def test_every_field_stands_in_the_help_of_its_command(
     command: str, kinds: list[type[PeerConfig]], capsys: pytest.CaptureFixture[str]

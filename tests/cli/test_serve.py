@@ -72,7 +72,7 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
     [
         (("nowhere.json",), ("there is no invitation at 'nowhere.json'",)),
         (("empty", "--client-mode"), ("has to be reached",)),
-        (("empty", "--tls-cert", "a.pem"), ("--tls-key",)),
+        (("empty", "--tls-cert", "a.pem"), ("tls_key",)),
         (("empty", "--name", "N!"), ("--name N!", "lower-case")),
         (("empty",), ("config.json", "cannot be read")),
     ],

@@ -19,7 +19,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from tests.certificates import self_signed
-from tests.commands import assert_refused, dedloc, launch, run_file, running
+from tests.commands import assert_refused, coordinator_file, dedloc, launch, run_file, running
 from tests.invitations import invited
 from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
@@ -85,7 +85,9 @@ def test_files_that_serve_no_tls_are_named_with_the_fix(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_launch_refuses_half_a_certificate_and_an_address_that_is_none(tmp_path: Path) -> None:
     chain, _ = self_signed(tmp_path)
-    assert_refused(launch(run_file(tmp_path), "--tls-cert", str(chain)), "give both --tls-cert and --tls-key")
+    coordinator_file(tmp_path, tls_cert=chain)
+    assert_refused(launch(run_file(tmp_path)), "give both tls_cert and tls_key")
+    coordinator_file(tmp_path)
     assert "such as https://run.example.org" in launch(run_file(tmp_path), "--url", "run.example.org").stderr
 
 
@@ -95,8 +97,8 @@ def test_a_run_is_launched_with_a_certificate(tmp_path: Path) -> None:
     folder, run = tmp_path / "run", tmp_path / "run.toml"
     run.write_text('name = "tiny"\nglobal_batch = 64\n[task]\nname = "tiny"\n[[data.train]]\ndataset = "none/none"\n')
     places = ("--swarm-host", "127.0.0.1", "--host", "127.0.0.1", "--port", "0", "--task-module", "tests.tiny")
-    tls = ("--tls-cert", chain, "--tls-key", key)
-    with running("launch", run, "--folder", folder, *places, *tls, folder=tmp_path) as command:
+    coordinator_file(tmp_path, tls_cert=chain, tls_key=key.name)
+    with running("launch", run, "--folder", folder, *places, folder=tmp_path) as command:
         command.wait_for("to join:")
         url = json.loads((folder / "invitation.json").read_text())["url"]
         assert url.startswith("https://127.0.0.1:")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.config.coordinator import settings_beside
 from dedloc_kit.config.loading import load_run
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.models.picture_model.captioned import PictureSource
@@ -45,6 +46,12 @@ def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(na
     assert run.task.options == {**base.task.options, **tokenizer}
     same = {"name": base.name, "about": base.about, "data": base.data, "task": base.task}
     assert run.model_copy(update=same) == base
+
+
+def test_the_file_of_the_coordinator_lies_beside_the_run_and_changes_nothing() -> None:
+    assert main(["init", "our-run", "--recipe", "gpt", *WIKIPEDIA]) == 0
+    assert "# evaluate_every = 10" in Path("our-run/coordinator.toml").read_text().splitlines()
+    assert settings_beside(Path("our-run/run.toml")) == {}
 
 
 def test_the_recipe_s_comments_stay_and_its_hints_what_to_change_go(elsewhere: Path) -> None:

@@ -124,5 +124,5 @@ def test_what_is_no_address_is_refused_without_quoting_it(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--webhook-file"):
+    with pytest.raises(UserError, match="webhook_file"):
         webhook_address(tmp_path / "none")

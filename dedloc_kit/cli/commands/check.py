@@ -1,10 +1,10 @@
 """`dedloc check`."""
 
 import argparse
-from pathlib import Path
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, run_of
+from dedloc_kit.config.coordinator import settings_beside
 from dedloc_kit.config.machine import JoinOptions
 
 _TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
@@ -44,12 +44,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="OWNER/NAME",
         help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
     )
-    parser.add_argument(
-        "--downloads-folder",
-        type=Path,
-        metavar="FOLDER",
-        help="what of this machine a web server shows at the run's averaging.downloads, to try it",
-    )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_options(parser, JoinOptions, *_TRIED_WITH)
 
@@ -67,6 +61,6 @@ def run(options: argparse.Namespace) -> None:
         hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,
-        downloads_folder=options.downloads_folder,
+        downloads_folder=settings_beside(options.run).get("downloads_folder"),
         **given(JoinOptions, options, *_TRIED_WITH),
     )

@@ -7,8 +7,8 @@ from dedloc_kit.display.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a folder with run.toml, a page for the community and the notebooks. Without --recipe and --dataset it "
-        "asks, in a terminal."
+        "Write a folder with run.toml, coordinator.toml (how this machine leads it), a page for the community and the "
+        "notebooks. Without --recipe and --dataset it asks, in a terminal."
     )
     parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
     parser.add_argument(

@@ -1,26 +1,48 @@
 """`dedloc launch`."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, run_of
+from dedloc_kit.config.coordinator import COORDINATOR_FILE, TYPED, in_file_only, settings_beside
 from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions, parsed
+from dedloc_kit.config.option import options_of
+from dedloc_kit.config.section import Section
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        f"{parser.description}\n\n"
+        f"How often it evaluates, saves and pushes, when it alerts, TLS and more stand in {COORDINATOR_FILE} beside "
+        f"RUN.toml, which 'dedloc init' writes: {', '.join(in_file_only())}. There the options below may stand as "
+        "well, with _ for -; what is typed counts more.\n\n"
+        "The last three checkpoints stay, the best one, and the last one of each of the last seven days."
+    )
     add_run(parser)
-    add_options(parser, LaunchOptions)
-    add_options(parser, CoordinatorConfig)
+    for kind in (LaunchOptions, CoordinatorConfig):
+        add_options(parser, kind, *(name for name in _names(kind) if name in TYPED))
 
 
 def run(options: argparse.Namespace) -> int:
     from dedloc_kit.organizer.launch import launch
     from dedloc_kit.organizer.page import PageSettings
 
-    launched = parsed(LaunchOptions, given(LaunchOptions, options))
+    kept = settings_beside(options.run)
+    launched = parsed(LaunchOptions, chosen(LaunchOptions, kept, options))
     page = PageSettings.of(launched)
     run = run_of(options)
-    settings = given(CoordinatorConfig, options)
+    settings = chosen(CoordinatorConfig, kept, options)
     settings["folder"] = settings.get("folder", Path("runs") / run.run_id).resolve()
     return launch(run, parsed(CoordinatorConfig, settings), page, launched)
+
+
+def chosen(kind: type[Section], kept: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """What was typed and, where nothing was, what the file says, by field."""
+    return {name: kept[name] for name in _names(kind) if name in kept} | given(kind, options)
+
+
+def _names(kind: type[Section]) -> list[str]:
+    return [name for name, _, _ in options_of(kind)]

@@ -62,10 +62,10 @@ class Certificate:
         except ssl.SSLError as error:
             raise UserError(
                 f"{files} do not serve TLS ({error.reason or error}); give the two PEM files that belong together, the "
-                "key without a passphrase, with --tls-cert and --tls-key"
+                "key without a passphrase, as tls_cert and tls_key"
             ) from None
         except OSError as error:
-            raise UserError(f"{files} cannot both be read ({error.strerror}); check --tls-cert and --tls-key") from None
+            raise UserError(f"{files} cannot both be read ({error.strerror}); check tls_cert and tls_key") from None
 
 
 def url_of(host: str, port: int, *, tls: bool = False) -> str:

@@ -29,7 +29,7 @@ def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
 def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
     # Steps of some seconds: who comes asks several about one state, which all of them must still hold.
     with Swarm(tiny_run(global_batch=256), tmp_path) as swarm:
-        first = swarm.coordinator(listed=True)
+        first = swarm.coordinator(list_volunteers=True)
         stays = swarm.volunteer("stays", SLOWLY, microbatch=4, listed=True)
         # Without the coordinator a newcomer, who knows nobody yet, takes the word of three.
         others = [swarm.volunteer(name, SLOWLY, microbatch=4) for name in ("one", "another")]
