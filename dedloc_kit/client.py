@@ -22,7 +22,7 @@ from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Evaluation
-from dedloc_kit.records.invitation import Invitation, Refusal
+from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Checks
 from dedloc_kit.records.record import PEER_ID, Count, PeerId, PeerText, Reason, Record, RunId, Time
 from dedloc_kit.records.steps import Absence
@@ -88,14 +88,15 @@ def _checked(invitation: Invitation) -> Invitation:
 
 
 def _read(where: str) -> Invitation:
-    """The invitation in a file or in a repository, as it was written there."""
+    """The invitation in a file, in a run's folder or in a repository, as it was written there."""
     if _is_repository(where):
         try:
             return Invitation.parse(invitation_text(where))
         except HubUnavailable as error:
             raise NoAnswer(f"{where} cannot be read ({error}); check the connection and try again") from None
     try:
-        text = read_text(Path(where).expanduser())
+        path = Path(where).expanduser()
+        text = read_text(path / INVITATION_FILE if path.is_dir() else path)
     except (OSError, ValueError, RuntimeError) as error:  # bytes or a path that cannot be, or a home that is unknown
         raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {_KINDS}") from None
     return Invitation.parse(text)

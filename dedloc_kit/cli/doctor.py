@@ -5,10 +5,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from dedloc_kit.cli.findings import Finding
 from dedloc_kit.client import fetch_invitation, fetch_state
 from dedloc_kit.display.human import size
 from dedloc_kit.errors import UserError
@@ -26,21 +26,6 @@ from dedloc_kit.worker import Worker, reach_job
 KEPT_CHECKPOINTS = 5
 """So many more must fit on an organizer's disk: those that stay, and the one that is being written."""
 _PYTHON = ((3, 11), (3, 13))
-
-
-@dataclass(frozen=True)
-class Finding:
-    what: str
-    fix: str = ""
-    """Empty if all is well."""
-    must: bool = False
-    """Nothing works before it is fixed."""
-
-    @classmethod
-    def of(cls, error: UserError | str) -> "Finding":
-        """An error says what is wrong and, behind a semicolon, what to do."""
-        what, _, fix = str(error).partition("; ")
-        return cls(what, fix or "see above", must=True)
 
 
 def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ _RUN = (
     Command("pause", "let all volunteers of a run wait", "runs/RUN-ID", "run.orders"),
     Command("resume", "let a run go on that was paused or finished", "runs/RUN-ID", "run.orders"),
     Command("finish", "let a run end with the global step that is under way", "runs/RUN-ID", "run.orders"),
-    Command("checkpoint", "save the training state now, and print where", "runs/RUN-ID", "run.orders"),
+    Command("checkpoint", "save the training state now, and print where", "runs/RUN-ID", "run.checkpoint"),
     Command(
         "rollback",
         "let a run go on from an earlier checkpoint, for all who take part",

@@ -1,10 +1,12 @@
 """The only way to the terminal: whatever is printed there cannot take it over, wherever the text has come from."""
 
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterable
 
+from pydantic import BaseModel
 from rich import console
 from rich.segment import Segment
 
@@ -29,6 +31,11 @@ def complain(text: str) -> None:
 def mention(text: str) -> None:
     """Say how something that takes long goes on."""
     sys.stderr.write(f"{printable(text)}\n")
+
+
+def print_json(facts: BaseModel) -> None:
+    """Print one JSON object on standard output; nothing in it is a control character."""
+    sys.stdout.write(f"{json.dumps(json.loads(facts.model_dump_json(by_alias=True)))}\n")
 
 
 def show_cursor() -> None:

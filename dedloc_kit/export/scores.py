@@ -1,4 +1,4 @@
-"""What `dedloc evaluate --json` has written into the run's folder, for the model card."""
+"""What `dedloc evaluate --json` has said, in a file in the run's folder, for the model card."""
 
 import logging
 from html import escape

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
-from dedloc_kit.records.record import PEER_ID
+from dedloc_kit.records.record import PEER_ID, Count, Record
 from dedloc_kit.steering.orders import OrderBook, Rewinding
 
+MAX_RATE = 10.0
+SAVE_SECONDS = 120.0
+"""How long a checkpoint that was ordered may take: those of large models do."""
+_LOOK_SECONDS = 0.2
 _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
 
 
@@ -50,18 +55,46 @@ def give(order: str, folder: Path, what: str) -> str:
             peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
             book.unban(peer, name)
             return f"{_called(peer, name)} may come back"
-        case "checkpoint":
-            book.checkpoint()
-            return (
-                f"a checkpoint is written to {folder / 'checkpoints'} within seconds, if the coordinator is up and "
-                "has none of this global step"
-            )
         case _:
             book.announce(what)
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
 
 
-MAX_RATE = 10.0
+class SavedCheckpoint(Record):
+    """Of a run's training state."""
+
+    step: Count
+    """The global step whose state it is."""
+    path: Path
+
+
+def save_now(
+    folder: Path, patience: float = SAVE_SECONDS, wait: Callable[[float], None] = time.sleep
+) -> SavedCheckpoint:
+    """Let the coordinator of the run in this folder save the training state, and wait until it has.
+
+    If it has a checkpoint of the newest global step, that is the one. Raises UserError if none comes within `patience`
+    seconds, which `wait` lets pass.
+    """
+    check_folder(folder)
+    kept, newest = _kept(folder), _last_step(folder)
+    if not in_use(folder):
+        there = f"; its newest checkpoint is {_checkpoint(folder, kept[-1])}" if kept else ""
+        raise UserError(f"the run in {folder} is not running{there or '; start it with dedloc launch'}")
+    if not newest and not kept:
+        raise UserError("no global step is done yet, so there is nothing to save")
+    OrderBook(folder).checkpoint()
+    left = patience
+    while not kept or kept[-1] < newest:
+        if left <= 0:
+            raise UserError(
+                f"no checkpoint of global step {newest} has come within {patience:.0f} seconds; the order stands, so "
+                f"look into {folder / 'checkpoints'} later, and into the coordinator's terminal or log for a reason"
+            )
+        wait(_LOOK_SECONDS)
+        left -= _LOOK_SECONDS
+        kept = _kept(folder)
+    return SavedCheckpoint(step=kept[-1], path=_checkpoint(folder, kept[-1]))
 
 
 def rollback(folder: Path, step: str, rate: str) -> str:
@@ -174,6 +207,10 @@ def _kept(folder: Path) -> list[int]:
     """The steps of the checkpoints in the folder."""
     found = (folder / "checkpoints").glob("step-*.safetensors")
     return sorted(int(path.stem[5:]) for path in found if path.stem[5:].isdecimal())
+
+
+def _checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:08d}.safetensors"
 
 
 def _last_step(folder: Path) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli import doctor
-from dedloc_kit.cli.doctor import Finding, examine
+from dedloc_kit.cli.doctor import examine
+from dedloc_kit.cli.findings import Finding
 from dedloc_kit.cli.main import main
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.keys import IDENTITY_FILE, read_key

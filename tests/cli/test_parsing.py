@@ -14,7 +14,6 @@ import pytest
 from dedloc_kit.cli import commands
 from dedloc_kit.cli.main import main, parser
 from dedloc_kit.cli.table import COMMANDS, Command
-from dedloc_kit.steering.orders import OrderBook
 
 SLOW = ("numpy", "pydantic", "rich", "torch", "hivemind", "transformers", "huggingface_hub", "requests")
 IMPORTED = """
@@ -148,13 +147,6 @@ def test_what_a_group_has_is_listed_with_it(capsys: pytest.CaptureFixture[str]) 
 def test_an_empty_text_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "announce", str(tmp_path / "none"), ""]) == 2
     assert "none is not the folder of a run" in capsys.readouterr().err
-
-
-def test_a_checkpoint_is_ordered_and_its_place_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "invitation.json").touch()
-    assert main(["run", "checkpoint", str(tmp_path)]) == 0
-    assert f"a checkpoint is written to {tmp_path / 'checkpoints'} within seconds" in capsys.readouterr().out
-    assert OrderBook(tmp_path).read().checkpoint > 0
 
 
 @pytest.mark.parametrize("words", [words for words, _ in LEAVES], ids=" ".join)

@@ -16,7 +16,7 @@ from dedloc_kit.memory import SwarmMemory, remember
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts
-from dedloc_kit.steering.commands import cooldown, find_peer, give, known_peers, rollback
+from dedloc_kit.steering.commands import cooldown, find_peer, give, known_peers, rollback, save_now
 from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
 from dedloc_kit.worker import volunteer_job
 from tests import commands
@@ -148,6 +148,40 @@ def test_a_run_that_is_not_up_or_finished_does_not_go_back(running: Path, tmp_pa
     (running / "lock").unlink()
     with pytest.raises(UserError, match="is not running; start it with 'dedloc launch'"):
         rollback(running, "2", "1")
+
+
+def test_a_checkpoint_is_ordered_and_waited_for(running: Path) -> None:
+    looked = list[float]()
+
+    def wait(seconds: float) -> None:
+        looked.append(seconds)
+        if len(looked) == 3:
+            (running / "checkpoints" / "step-00000005.safetensors").touch()
+
+    saved = save_now(running, wait=wait)
+    assert (saved.step, saved.path) == (5, running / "checkpoints" / "step-00000005.safetensors")
+    assert len(looked) == 3
+    assert OrderBook(running).read().checkpoint > 0
+    assert save_now(running, wait=wait) == saved, "the newest step has one already"
+    assert len(looked) == 3
+
+
+def test_a_checkpoint_that_does_not_come_is_said_with_where_to_look(running: Path) -> None:
+    waited = list[float]()
+    with pytest.raises(UserError, match=rf"of global step 5 has come within 9 seconds; .*{running / 'checkpoints'}"):
+        save_now(running, 9.0, waited.append)
+    assert sum(waited) == pytest.approx(9.0)
+
+
+def test_without_a_coordinator_or_a_step_there_is_nothing_to_save(running: Path, tmp_path: Path) -> None:
+    (running / "lock").unlink()
+    with pytest.raises(UserError, match=r"is not running; its newest checkpoint is .*step-00000004\.safetensors"):
+        save_now(running)
+    assert OrderBook(running).read().checkpoint == 0
+    (new := tmp_path / "new").mkdir()
+    (new / INVITATION_FILE).touch()
+    with peer_folder(new), pytest.raises(UserError, match="no global step is done yet"):
+        save_now(new)
 
 
 def waits_to_decay(folder: Path, schedule: str = "warmup-stable-decay") -> None:

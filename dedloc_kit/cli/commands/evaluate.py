@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from dedloc_kit.cli.facts import add_json
 from dedloc_kit.cli.options import add_device, positive, run_of
 from dedloc_kit.config.section import Section
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.evaluate.report import Report
 from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
 from dedloc_kit.validation import describe
 
@@ -75,7 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", action="store_true", help="the same from random weights, of pictures also from bare pixels"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the result to this file")
+    add_json(parser, Report)
     add_device(parser)
 
 

@@ -1,11 +1,10 @@
 """The result of an evaluation of any kind: one form for the terminal, the JSON file and the model card."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, computed_field
 
 _BITS = "bits per byte"
 """Begins the only metric of which less is better, and which is no share of one."""
@@ -98,10 +97,11 @@ class Report(BaseModel):
             lines.append(f"against {name}: {by}, {better} (ahead in {ahead} of {len(ours.scores)} {self.over})")
         return lines
 
-    def as_json(self) -> str:
-        values = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        margin = None if self.random is None else self.trained.mean - self.random.mean
-        return json.dumps({**values, "margin": margin}, ensure_ascii=False, indent=2) + "\n"
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def margin(self) -> float | None:
+        """How far the checkpoint is above random weights, if these were scored."""
+        return None if self.random is None else self.trained.mean - self.random.mean
 
     @property
     def _bits(self) -> bool:

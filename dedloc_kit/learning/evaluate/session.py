@@ -1,6 +1,5 @@
 """One evaluation at the terminal: the device that computes, a bar while it goes on, and the result at the end."""
 
-from pathlib import Path
 from typing import Literal
 
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -8,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit.display.bar import BarDisplay
-from dedloc_kit.errors import UserError
+from dedloc_kit.display.console import print_json
 from dedloc_kit.learning.evaluate.report import Report
 from dedloc_kit.learning.train.computing.device import describe_device, half_precision, pick_device, set_threads
 
@@ -16,24 +15,24 @@ from dedloc_kit.learning.train.computing.device import describe_device, half_pre
 class Session(BarDisplay):
     """
     :param threads: of the CPU; 0 for all cores
-    :param report: a JSON file for the result
+    :param as_json: print the result as JSON on standard output, and all else on standard error
     :ivar device: the best one that `device` allows, tried out
     :ivar half: what models of text compute with there, as training does; none for float32
     """
 
     def __init__(
-        self, device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, report: Path | None = None
+        self, device: Literal["auto", "cpu", "cuda"] = "auto", threads: int = 0, as_json: bool = False
     ) -> None:
-        """Raises UserError if there is no such device, or no folder for the report: better before the work."""
-        if report is not None and not report.absolute().parent.is_dir():
-            raise UserError(f"the folder of {report} does not exist; make it first, or name another file")
+        """Raises UserError if there is no such device."""
         super().__init__(
-            TextColumn("  {task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+            *(TextColumn("  {task.description}", markup=False), BarColumn(), TaskProgressColumn()),
+            TimeRemainingColumn(),
+            stderr=as_json,
         )
         self.device = pick_device(device)
         self.half = half_precision(self.device)
         set_threads(threads)
-        self._report = report
+        self._as_json = as_json
         self._task = self._bar.add_task("reading the data", total=None)
 
     @property
@@ -58,7 +57,7 @@ class Session(BarDisplay):
         self._bar.update(self._task, description=f"{name}, epoch {epoch} of {epochs}, loss {loss:.3f}", advance=1)
 
     def finish(self, report: Report) -> Report:
-        """Show the result and write its file; raises UserError if that cannot be written."""
+        """Show the result."""
         rows = report.table()
         table = Table(*rows[0])
         for row in rows:
@@ -66,11 +65,6 @@ class Session(BarDisplay):
         self.console.print(table)
         for text in report.comparisons():
             self.line(text)
-        if self._report is not None:
-            try:
-                self._report.write_text(report.as_json(), encoding="utf-8")
-            except OSError as error:
-                raise UserError(
-                    f"{self._report} cannot be written ({error.strerror}); the scores are in the table above"
-                ) from None
+        if self._as_json:
+            print_json(report)
         return report

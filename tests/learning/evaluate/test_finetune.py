@@ -46,15 +46,14 @@ dataset = "./corpus"
 
 
 def test_a_language_whose_tags_follow_from_the_words_is_learned(
-    model: Path, entities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, entities: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / "report.json"
-    arguments = ["evaluate", str(model), "--dataset", str(entities), "--baseline", "--json", str(report)]
+    arguments = ["evaluate", str(model), "--dataset", str(entities), "--baseline", "--json"]
     for name, value in QUICK.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
     assert cli.main([*arguments, "--device", "cpu", "--threads", "1"]) == 0
-    said = capsys.readouterr().out
-    result = json.loads(report.read_text(encoding="utf-8"))
+    out, said = capsys.readouterr()
+    result = json.loads(out)
     for weights in ("trained", "random"):
         row = result[weights]
         assert len(row["scores"]) == 2
@@ -83,11 +82,11 @@ def test_models_are_fine_tuned_side_by_side_with_the_same_samples_and_seeds(
     news = write_news(tmp_path / "news", {"train": 32, "test": 32})
     twin = shutil.copytree(model, tmp_path / "twin")
     settings = Settings(task="classification", dataset=str(news), **{**QUICK, "epochs": 1})
-    report = tmp_path / "report.json"
-    result = evaluate(str(model), settings, Session("cpu", 1, report), against=[str(twin)])
-    told = json.loads(report.read_text(encoding="utf-8"))
+    result = evaluate(str(model), settings, Session("cpu", 1, as_json=True), against=[str(twin)])
+    out, err = capsys.readouterr()
+    told = json.loads(out)
     assert told["against"][str(twin)]["scores"] == told["trained"]["scores"] == list(result.trained.scores)
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(err.split())
     assert f"against {twin}: +0.00 points, no better (ahead in 0 of 2 seeds)" in said
 
 
@@ -216,7 +215,6 @@ def test_what_is_no_usable_checkpoint_is_told_in_one_line_with_the_fix(
     refused(tmp_path / "nowhere", "does not exist; name a folder")
     refused(tmp_path / "step-1.safetensors", "weights alone", "--run RUN.toml")
     refused(tmp_path, "holds no model that transformers loads")
-    refused(model, "the folder of", "make it first", more=("--json", str(tmp_path / "no" / "report.json")))
     refused(model, "learning_rate: input should be greater than 0", more=("--learning-rate", "0"))
     refused(model, "diverged", "lower --learning-rate", more=("--learning-rate", "1e30"))
     bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))

@@ -66,14 +66,15 @@ def test_a_run_is_scored_by_neighbours_and_linear_classifiers_beside_random_weig
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(folder)
-    path, report = checkpoint(run, tmp_path / "step-7.safetensors"), tmp_path / "result.json"
-    found = evaluate(str(path), QUICK, Session("cpu", 1, report), run, create_task(run), baseline=True)
+    path = checkpoint(run, tmp_path / "step-7.safetensors")
+    found = evaluate(str(path), QUICK, Session("cpu", 1, as_json=True), run, create_task(run), baseline=True)
     assert [(name, len(row.knn.scores), len(row.scores)) for name, row in found.rows if row.knn is not None] == [
         (str(path), 1, 2),
         ("random weights", 2, 2),
         ("no model", 1, 2),
     ]
-    result = json.loads(report.read_text())
+    out, said = capsys.readouterr()
+    result = json.loads(out)
     assert result["samples"] == {"train": 48, "held-out": 48}
     assert result["metric"] == "linear accuracy"
     trained = found.trained
@@ -86,7 +87,6 @@ def test_a_run_is_scored_by_neighbours_and_linear_classifiers_beside_random_weig
     }
     assert result["margin"] == trained.mean - result["random"]["mean"]
     assert list(result["against"]) == ["no model"]
-    said = capsys.readouterr().out
     for words in ("48 training and 48 held-out samples, 4 classes", "seed 2 of 2: linear", "random weights"):
         assert words in said
     again = evaluate(str(path), QUICK, Session("cpu", 1), run, create_task(run))

@@ -1,4 +1,4 @@
-"""`dedloc run pause`, `resume`, `finish` and `checkpoint`: an order each for a run that is up."""
+"""`dedloc run pause`, `resume` and `finish`: an order each for a run that is up."""
 
 import argparse
 
