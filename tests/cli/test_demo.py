@@ -62,7 +62,7 @@ def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(
     assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "details.md"
+PAGE = Path(__file__).parents[2] / "docs" / "organize.md"
 LINES = re.findall(r"^dedloc (.*(?:first|second).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 """From training to a model that one talks to, as the documentation has it."""
 SHORT = ("--no-browser", "--volunteers", "1", "--steps")

@@ -184,7 +184,7 @@ def test_the_description_knows_every_route(dashboard: Dashboard, description: di
 
 
 def test_the_documentation_names_every_route(description: dict[str, Any]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text(encoding="utf-8")
     assert [path for path in description["paths"] if path not in text] == []
 
 

@@ -24,7 +24,7 @@ from tests.invitations import invited
 from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "running"
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "operate"
 DEADLINE = 60.0
 
 

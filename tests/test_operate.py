@@ -1,4 +1,4 @@
-"""What `docs/running.md` offers to copy; test_organizing starts, ends and restarts a launch as these do."""
+"""What `docs/operate.md` offers to copy; test_organizing starts, ends and restarts a launch as these do."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.swarm.harness import Swarm, wait_until
 from tests.tiny import tiny_run
 
 CHECKOUT = Path(__file__).parents[1]
-RUNNING = CHECKOUT / "docs" / "running"
+OFFERED = CHECKOUT / "docs" / "operate"
 MAX_EXPOSED = 20
 """Of 100, as systemd-analyze reckons; without a sandbox it is 92."""
 RUN = """
@@ -33,22 +33,22 @@ SANDBOX = ("systemd-analyze", "unshare", "setpriv")
 
 def launch_line() -> list[str]:
     """What the unit starts, without the path of the program."""
-    (line,) = re.findall(r"^ExecStart=(.*)$", (RUNNING / "dedloc.service").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^ExecStart=(.*)$", (OFFERED / "dedloc.service").read_text(), re.MULTILINE)
     program, *arguments = shlex.split(line)
     assert program.endswith("/dedloc")
     return arguments
 
 
 def test_the_unit_and_the_container_start_the_same_command_and_it_exists() -> None:
-    (command,) = re.findall(r"^CMD \[(.*)\]$", (RUNNING / "Dockerfile").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^CMD \[(.*)\]$", (OFFERED / "Dockerfile").read_text(), re.MULTILINE)
     assert launch_line() == [word.strip(' "') for word in command.split(",")]
     assert parser().parse_args(launch_line()).command == "launch"
 
 
-def test_a_helper_is_started_by_a_command_that_exists() -> None:
-    page = (CHECKOUT / "docs" / "running.md").read_text()
+def test_an_auxiliary_peer_is_started_by_a_command_that_exists() -> None:
+    page = (CHECKOUT / "docs" / "operate.md").read_text()
     (line,) = re.findall(r"^ExecStart=\S+/dedloc (.*)$", page, re.MULTILINE)
-    (command,) = re.findall(r"is `(join [^`]*)`", page)
+    (command,) = re.findall(r"`docker run`: `(join [^`]*)`", page)
     options = parser().parse_args(shlex.split(line))
     assert options == parser().parse_args(shlex.split(command))
     assert (options.command, options.auxiliary, options.client_mode) == ("join", True, False)
@@ -60,7 +60,7 @@ def test_a_helper_is_started_by_a_command_that_exists() -> None:
     "question", [["verify", "--recursive-errors=no"], ["security", "--offline=true", f"--threshold={MAX_EXPOSED}"]]
 )
 def test_systemd_finds_nothing_wrong_with_the_unit_and_little_exposed(question: list[str], tmp_path: Path) -> None:
-    unit = (RUNNING / "dedloc.service").read_text().replace("/srv/dedloc/venv/bin/dedloc", sys.executable)
+    unit = (OFFERED / "dedloc.service").read_text().replace("/srv/dedloc/venv/bin/dedloc", sys.executable)
     (tmp_path / "dedloc.service").write_text(unit)
     asked = ["systemd-analyze", *question, str(tmp_path / "dedloc.service")]
     found = subprocess.run(asked, capture_output=True, text=True)
@@ -71,7 +71,7 @@ def sandboxed(folder: Path, program: Sequence[str]) -> subprocess.Popen[bytes]:
     """A program as the unit would run it, with this folder for the run's."""
     play = ["unshare", "--mount", sys.executable, str(CHECKOUT / "tests" / "sandbox.py")]
     return subprocess.Popen(
-        [*play, str(RUNNING / "dedloc.service"), str(folder), *program], env={**os.environ, "PYTHONPATH": str(CHECKOUT)}
+        [*play, str(OFFERED / "dedloc.service"), str(folder), *program], env={**os.environ, "PYTHONPATH": str(CHECKOUT)}
     )
 
 

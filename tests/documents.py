@@ -1,0 +1,57 @@
+"""The documents as tests read them: their commands, their blocks, their links."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference.md"
+"""Generated, and of any length."""
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "notebooks" / "README.md"]
+    + [page for folder in ("docs", "recipes", "dashboards") for page in (ROOT / folder).rglob("*.md")]
+)
+_FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TYPED = re.compile(r"^(?:sudo -u dedloc \S+/|docker exec dedloc )?dedloc (.*)")
+_INLINE = re.compile(r"`dedloc ([^`]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Each fenced block: what stands behind its first fence, and its text."""
+    for info, text in _FENCED.findall(page.read_text(encoding="utf-8")):
+        yield info, text
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words behind `dedloc` of each command in a block without a language, in the order of the page."""
+    text = "".join(text for info, text in blocks(page) if not info)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(found[1], comments=True) for line in lines if (found := _TYPED.match(line))]
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """The words behind `dedloc` of each command in a sentence."""
+    return [shlex.split(found, comments=True) for found in _INLINE.findall(prose(page))]
+
+
+def links(page: Path) -> list[str]:
+    """What the page leads to within the repository."""
+    return [target for target in _LINK.findall(prose(page)) if not re.match(r"[a-z]+:", target)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return _FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def words(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())

@@ -1,0 +1,111 @@
+"""The documents are true as far as a program can tell: commands, TOML and Python are accepted, links lead somewhere."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.cli.main import main, parser
+from dedloc_kit.cli.table import COMMANDS, Command
+from dedloc_kit.config.coordinator import COORDINATOR_FILE, settings_beside
+from dedloc_kit.config.loading import load_run
+from dedloc_kit.learning.task import parse_options, task_class
+from dedloc_kit.resources import recipe
+from tests.documents import DOCS, PAGES, REFERENCE, ROOT, anchors, blocks, commands, inline_commands, links, words
+
+MOST_IN_README = 900
+MOST_IN_DOCS = 14_000
+PACKAGE = ROOT / "dedloc_kit"
+TOML = [
+    pytest.param(info.split()[1:], text, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, (info, text) in enumerate(blocks(page))
+    if info.split()[:1] == ["toml"]
+]
+"""Each with the words behind `toml`: the recipe whose keys it changes, or `coordinator`."""
+
+
+def names(below: Sequence[Command], *before: str) -> Iterator[list[str]]:
+    """Every command, and every group, by the words that name it."""
+    for command in below:
+        yield [*before, command.name]
+        yield from names(command.below, *before, command.name)
+
+
+NAMED = [found for below in COMMANDS.values() for found in names(below)]
+
+
+def accepted(typed: list[str]) -> bool:
+    """Whether the command line takes these words."""
+    try:
+        parser().parse_args(typed)
+    except SystemExit as ended:
+        return ended.code in (None, 0)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_is_one_that_can_be_given(page: Path) -> None:
+    typed = [*commands(page), *(each for each in inline_commands(page) if each not in NAMED)]
+    assert [each for each in typed if not accepted(each)] == []
+
+
+def test_there_are_commands_to_be_tested() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 50
+    assert sum(len(inline_commands(page)) for page in PAGES) > 80
+
+
+def test_arguments_stand_in_the_order_that_the_command_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser takes a PEER for a RUN; whoever reads the page does not."""
+    found = [(page, typed) for page in PAGES for typed in [*commands(page), *inline_commands(page)]]
+    for page, typed in found:
+        (command,) = [" ".join(each) for each in NAMED if each == typed[: len(each)]][-1:]
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        usage = re.sub(r"\[[^]]*\]", "", capsys.readouterr().out.partition("\n\n")[0]).split()
+        places = [word for before, word in pairwise(usage) if word.isupper() and not before.startswith("--")]
+        given = [word for before, word in pairwise(["", *typed]) if not before.startswith("--") and word in places]
+        assert given == [place for place in places if place in given], f"{page}: dedloc {' '.join(typed)}"
+
+
+@pytest.mark.parametrize(("changes", "text"), TOML)
+def test_every_toml_block_is_accepted(changes: list[str], text: str, tmp_path: Path) -> None:
+    if changes == ["coordinator"]:
+        (tmp_path / COORDINATOR_FILE).write_text(text, encoding="utf-8")
+        assert settings_beside(tmp_path / "run.toml")
+        return
+    (tmp_path / "changes.toml").write_text(text, encoding="utf-8")
+    run = load_run(recipe(*changes or ["sahajbert"]) / "run.toml", tmp_path / "changes.toml")
+    parse_options(run, task_class(run.task.name).Options)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_something(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_in_a_page_is_python(page: Path) -> None:
+    for info, text in blocks(page):
+        if info == "python":
+            compile("if True:\n" + text if text.startswith(" ") else text, str(page), "exec")
+
+
+def test_the_documents_keep_to_their_lengths() -> None:
+    assert words(ROOT / "README.md") <= MOST_IN_README
+    assert sum(words(page) for page in DOCS.glob("*.md") if page != REFERENCE) <= MOST_IN_DOCS
+
+
+def test_the_readme_names_every_folder_of_the_package_once() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| in `dedloc_kit/` |")[2]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = re.findall(r"`([a-z_]+/|[a-z_]+\.py)`", " ".join(rows))
+    assert [name for name in named if not (PACKAGE / name).exists()] == []
+    folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(name for name in named if name.endswith("/")) == sorted(folders)
