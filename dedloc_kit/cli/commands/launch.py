@@ -17,10 +17,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from dedloc_kit.organizer.launch import launch
     from dedloc_kit.organizer.page import PageSettings
+    from dedloc_kit.records.plan import read_plan
 
     launched = parsed(LaunchOptions, given(LaunchOptions, options))
     page = PageSettings.of(launched)
     run = run_of(options)
     settings = given(CoordinatorConfig, options)
     settings["folder"] = settings.get("folder", Path("runs") / run.run_id).resolve()
-    return launch(run, parsed(CoordinatorConfig, settings), page, launched)
+    return launch(run, parsed(CoordinatorConfig, settings), page, launched, read_plan(options.run.parent, run.run_id))
