@@ -21,8 +21,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     """Each fenced block: what stands behind its first fence, and its text."""
-    for info, text in _FENCED.findall(page.read_text(encoding="utf-8")):
-        yield info, text
+    yield from _FENCED.findall(page.read_text(encoding="utf-8"))
 
 
 def commands(page: Path) -> list[list[str]]:
