@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable
 
+import numpy as np
 import pyarrow
 from pyarrow import parquet
 
@@ -17,6 +18,7 @@ _LAYOUTS = {
     "HPLT/HPLT2.0_cleaned": ("{subset}/train-*", "{subset}/train-00000-of-00001.parquet"),
 }
 ROWS = 40
+_SYLLABLES = [first + second for first in "bdfghjklmnprstvw" for second in "aeiou"]
 
 
 def put_on_hub(hub: LoopbackHub, sources: Iterable[Source]) -> None:
@@ -38,8 +40,17 @@ def put_on_hub(hub: LoopbackHub, sources: Iterable[Source]) -> None:
 
 
 def _parquet(dataset: str, subset: str, split: str) -> bytes:
-    texts = [f"{dataset} {subset} {split} {number}: a river, a sea, a bank, a boat. " * 12 for number in range(ROWS)]
+    words = np.random.default_rng(0)
+    texts = [
+        ". ".join([f"{dataset} {subset} {split} {number}", *(_sentence(words) for _ in range(20))])
+        for number in range(ROWS)
+    ]
     table = pyarrow.table({"id": [str(row) for row in range(ROWS)], "text": texts, "url": ["https://a.example"] * ROWS})
     written = io.BytesIO()
     parquet.write_table(table, written)
     return written.getvalue()
+
+
+def _sentence(generator: np.random.Generator) -> str:
+    """Of so many different words that a vocabulary can be made of them."""
+    return " ".join("".join(generator.choice(_SYLLABLES, generator.integers(1, 4))) for _ in range(8))

@@ -17,6 +17,7 @@ from dedloc_kit.organizer.languages import find_language, find_languages
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.resources import recipe
 from tests.batches import batches_from
+from tests.commands import dedloc
 from tests.loopback_hub import loopback_hub
 from tests.organizer.hub_datasets import ROWS, put_on_hub
 
@@ -179,6 +180,21 @@ def test_a_run_reads_the_datasets_as_they_are_laid_out_on_the_hub(
         batch = next(batches_from(create_task(small), 2, 0, warned.append))
         assert all(len(values) for values in batch.values())
     assert warned == []
+
+
+@pytest.mark.soak
+def test_check_reads_a_language_from_the_hub_and_says_how_long_it_takes(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEDLOC_HOME", str(elsewhere / "home"))
+    with loopback_hub(monkeypatch, elsewhere / "cache") as hub:
+        run = made("--recipe", "albert-demo", "--language", "Yoruba")
+        assert run.data.evaluation is not None
+        put_on_hub(hub, [*run.data.train, run.data.evaluation])
+        for arguments in (("prepare", "tokenizer"), ("check", "--volunteers", "2xCPU", "--threads", "1")):
+            said = dedloc(*arguments, "ours/run.toml", folder=elsewhere, deadline=240.0)
+            assert said.returncode == 0, said.stderr
+        assert "to finish" in said.stdout
 
 
 def small_model(run: RunConfig) -> RunConfig:
