@@ -24,8 +24,8 @@ from dedloc_kit.events import AnyEvent, Joined, LocalProgress, State, StepDone
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.session.session import Session
 from dedloc_kit.session.supervisor import Notice, Supervisor
+from dedloc_kit.session.training_session import TrainingSession
 from dedloc_kit.worker import Worker
 
 _PHASES = (
@@ -39,22 +39,22 @@ _DEADLINE = 180.0
 _SETTINGS = {"swarm_host": "127.0.0.1", "devices": "cpu", "threads": 1}
 
 
-class _Timed(Session):
+class _Timed(TrainingSession):
     """Keeps when it heard what."""
 
     def __init__(self, where: str, folder: Path, settings: dict[str, Any]) -> None:
-        self.began, self.heard = time.monotonic(), list[tuple[float, Notice]]()
+        self.began, self.notices = time.monotonic(), list[tuple[float, Notice]]()
         super().__init__(where, folder=folder, settings=settings)
 
-    def _take(self, notice: Notice) -> None:
-        self.heard.append((time.monotonic() - self.began, notice))
-        super()._take(notice)
+    def heard(self, notice: Notice) -> None:
+        self.notices.append((time.monotonic() - self.began, notice))
+        super().heard(notice)
 
     def when(self, that: Any) -> float:
         """Seconds from the cell to the first event like this."""
         end = time.monotonic() + _DEADLINE
         while time.monotonic() < end:
-            found = next((seconds for seconds, notice in self.heard if that(notice)), None)
+            found = next((seconds for seconds, notice in self.notices if that(notice)), None)
             if found is not None:
                 return found
             time.sleep(0.05)
@@ -84,7 +84,9 @@ def main() -> int:
         with Coordinator(run, _peer(folder / "coordinator"), host="127.0.0.1", port=0, on_event=_ignore) as coordinator:
             coordinator.invitation()
             url = coordinator.dashboard.url
-            other = Session(url, folder=folder / "other", settings={**_SETTINGS, "name": "other", "data": copies})
+            other = TrainingSession(
+                url, folder=folder / "other", settings={**_SETTINGS, "name": "other", "data": copies}
+            )
             try:
                 _wait_for_a_step(coordinator, other)
                 for turn in range(options.repetitions):
@@ -123,7 +125,7 @@ def _measure(url: str, folder: Path, copies: dict[str, Path], *, late: bool) -> 
 
 
 def _mine(session: _Timed, step: StepDone) -> bool:
-    joined = next((notice for _, notice in session.heard if isinstance(notice, Joined)), None)
+    joined = next((notice for _, notice in session.notices if isinstance(notice, Joined)), None)
     return joined is not None and step.contributions.get(joined.peer, 0) > 0
 
 
@@ -133,7 +135,7 @@ def _peer(folder: Path) -> CoordinatorConfig:
     )
 
 
-def _wait_for_a_step(coordinator: Coordinator, other: Session) -> None:
+def _wait_for_a_step(coordinator: Coordinator, other: TrainingSession) -> None:
     from dedloc_kit.client import fetch_state
 
     end = time.monotonic() + _DEADLINE

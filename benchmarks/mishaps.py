@@ -30,7 +30,8 @@ from dedloc_kit.config.places import local_copies
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import AnyEvent, Evaluated, Peers, StepDone
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.session.session import Session
+from dedloc_kit.session.snapshot import Phase
+from dedloc_kit.session.training_session import TrainingSession
 
 CHECKOUT = Path(__file__).parents[1]
 HUBS = [place / "shared" / "tools" / "fakehub.py" for place in (CHECKOUT, *CHECKOUT.parents)]
@@ -197,7 +198,7 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
         sessions = []
         for seen in outcome.volunteers:
             settings = {**usual, "name": seen.name, "microbatch": 4, "data": local_copies(run)}
-            session = Session(coordinator.dashboard.url, folder=folder / seen.name, settings=settings)
+            session = TrainingSession(coordinator.dashboard.url, folder=folder / seen.name, settings=settings)
             stack.callback(session.leave)
             sessions.append(session)
         _go_on(sessions, outcome.volunteers, minutes)
@@ -205,19 +206,21 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
             session.leave()
             if not session.ended.wait(START_SECONDS):
                 seen.problem = "it did not leave"
-            last = session.snapshot()
-            seen.phase, seen.problem, seen.samples = last.phase, seen.problem or last.problem, last.session_samples
+            last = session.state()
+            seen.phase, seen.samples = last.phase, last.session_samples
+            if last.phase is Phase.FAILED:
+                seen.problem = seen.problem or last.text
     return outcome
 
 
-def _go_on(sessions: list[Session], volunteers: list[Seen], minutes: float) -> None:
+def _go_on(sessions: list[TrainingSession], volunteers: list[Seen], minutes: float) -> None:
     """Watch them for so long from the moment that both train, and kill one each minute, by turns."""
     began, turn, until = 0.0, 0, time.monotonic() + START_SECONDS
-    before = [""] * len(sessions)
+    before = [Phase.STARTING] * len(sessions)
     while time.monotonic() < until and not any(session.ended.is_set() for session in sessions):
-        now = [session.snapshot() for session in sessions]
+        now = [session.state() for session in sessions]
         for number, (snapshot, seen) in enumerate(zip(now, volunteers, strict=True)):
-            if snapshot.phase == "restarting" and before[number] != "restarting":
+            if snapshot.phase is Phase.RESTARTING and before[number] is not Phase.RESTARTING:
                 seen.restarts.append(snapshot.text.partition(": ")[2])
                 print(f"{seen.name}: {snapshot.text}", flush=True)
             before[number] = snapshot.phase
@@ -227,7 +230,7 @@ def _go_on(sessions: list[Session], volunteers: list[Seen], minutes: float) -> N
         # The last one has time to come back.
         due = began and began + KILL_SECONDS * (turn + 1) <= min(time.monotonic(), until - KILL_SECONDS / 2)
         victim = turn % len(sessions)
-        if due and now[victim].phase == "training" and (worker := sessions[victim].worker) is not None:
+        if due and now[victim].phase is Phase.WORKING and (worker := sessions[victim].worker) is not None:
             volunteers[victim].kills += 1
             os.kill(worker.pid, signal.SIGKILL)
             turn += 1

@@ -29,6 +29,8 @@ class State(Event):
 
     event: Literal["state"] = "state"
     text: str
+    then: str = ""
+    """What comes next, likewise; empty if nothing is worth saying."""
 
 
 class Loading(Event):

@@ -107,7 +107,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
     said = result.stdout + result.stderr
     assert result.returncode == 2, said
     assert "Traceback" not in said
-    errors = [line for line in said.splitlines() if line and not line.startswith(PROGRESS)]
+    errors = [line for line in said.splitlines() if line and not line.lower().startswith(PROGRESS)]
     assert len(errors) == 1, said
     for word in words:
         assert word in errors[0], said
@@ -117,11 +117,11 @@ PROGRESS = (
     "getting ready",
     "reading the invitation",
     "reading the model",
-    "checking the machine",
+    "checking this machine",
     "loading the libraries",
     "starting",
     "connecting",
-    "loading the training state",
+    "loading the model",
 )
 
 

@@ -20,7 +20,8 @@ from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.resources import small_text
-from dedloc_kit.session.session import Session
+from dedloc_kit.session.snapshot import Phase
+from dedloc_kit.session.training_session import TrainingSession
 from tests import commands
 from tests.documents import DOCS, documented
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -59,7 +60,7 @@ def launched(run: Path, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
+def volunteer(folder: Path, name: str, code: str = "") -> Iterator[TrainingSession]:
     """As `join("us/model")` makes it."""
     settings: dict[str, Any] = {
         "name": name,
@@ -68,7 +69,7 @@ def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
         "threads": 1,
         "microbatch": 8,
     }
-    session = Session("us/model", folder=folder / name, settings=settings, code=code)
+    session = TrainingSession("us/model", folder=folder / name, settings=settings, code=code)
     try:
         yield session
     finally:
@@ -183,9 +184,8 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
                 for name in ("alice", "bob")
             }
             stranger = volunteers.enter_context(volunteer(tmp_path, "mallory"))
-            refused = wait_for(stranger, lambda now: now.over)
-            assert refused.problem is not None
-            assert "ask the organizer for your personal code" in refused.problem
+            refused = wait_for(stranger, lambda now: now.phase.over)
+            assert "ask the organizer for your personal code" in refused.text
             for session in here.values():
                 wait_for(session, lambda now: now.session_samples > 0)
             dedloc("run", "pause", folder)
@@ -193,16 +193,15 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
                 wait_for(session, lambda now: "the organizer has paused the run" in now.text)
             dedloc("run", "resume", folder)
             dedloc("run", "announce", folder, "Well done so far!")
-            wait_for(here["alice"], lambda now: now.phase == "training" and now.announcement == "Well done so far!")
+            wait_for(here["alice"], lambda now: now.phase is Phase.WORKING and now.announcement == "Well done so far!")
             dedloc("run", "kick", folder, "bob")
-            gone = wait_for(here["bob"], lambda now: now.over)
-            assert gone.problem is not None
-            assert "the organizer has sent this machine away" in gone.problem
-            given = here["alice"].snapshot().session_samples
+            gone = wait_for(here["bob"], lambda now: now.phase.over)
+            assert "the organizer has sent this machine away" in gone.text
+            given = here["alice"].state().session_samples
             wait_for(here["alice"], lambda now: now.session_samples > given)
             dedloc("run", "finish", folder)
-            thanked = wait_for(here["alice"], lambda now: now.over)
-            assert thanked.phase == "finished"
+            thanked = wait_for(here["alice"], lambda now: now.phase.over)
+            assert thanked.phase is Phase.FINISHED
         published = hub.files("us/model")
         assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "training_state.safetensors"} <= set(
             published
@@ -258,7 +257,7 @@ def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
                 wait_for(session, lambda now: now.session_samples > 0)
             dedloc("run", "finish", folder)
             for session in here:
-                assert wait_for(session, lambda now: now.over).phase == "finished"
+                assert wait_for(session, lambda now: now.phase.over).phase == "finished"
         measured, evaluated = ledger.start(), ledger.first_and_last_evaluation()
         ledger.close()
         assert measured is not None

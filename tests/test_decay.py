@@ -61,7 +61,7 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     for step in range(decay.end):
         optimizer.zero_grad()
         task.loss(model, task.prepare(usual if step < mixed else last), step).mean.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step, decay)
         optimizer.step()

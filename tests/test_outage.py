@@ -58,7 +58,8 @@ class Command:
 
     def took(self) -> int:
         """The newest global step that has samples of this volunteer in it."""
-        return max(map(int, re.findall(r"step (\d+) of .* of its samples were mine", self.output)), default=0)
+        found = re.findall(r"Your machine computed .* samples of step ([\d,]+)", self.output)
+        return max((int(step.replace(",", "")) for step in found), default=0)
 
     def takes_a_step_after(self, step: int) -> None:
         try:
@@ -109,16 +110,16 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
 
         cut, asleep, steady = (volunteer(number, name) for number, name in enumerate(("cut", "asleep", "steady"), 1))
         for peer in (cut, asleep, steady):
-            peer.wait_for("of its samples were mine")
+            peer.wait_for("Your machine computed")
         sleeping = family(asleep.process.pid)
         stack.callback(wake, sleeping)  # whatever happens: who is stopped for ever cannot even be orphaned
         network.cut(1)
         for pid in sleeping:
             os.kill(pid, signal.SIGSTOP)
         end = time.monotonic() + OUTAGE_SECONDS
-        cut.wait_for("waiting for the other peers")
+        cut.wait_for("Waiting for the other volunteers")
         before = len(steady.output)
-        steady.wait_for("of its samples were mine", after=before)  # the others are not held up
+        steady.wait_for("Your machine computed", after=before)  # the others are not held up
         time.sleep(max(0.0, end - time.monotonic()))  # the outage itself
         gone_on = steady.took()
         network.restore(1)

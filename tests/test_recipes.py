@@ -141,7 +141,7 @@ def test_the_model_with_experts_has_a_billion_parameters_of_which_a_token_uses_a
     expert = sum(parameter.numel() for parameter in Network(run.experts.width, run.experts.hidden, 0).parameters())
     replaced = len(run.experts.layers) * 3 * run.experts.width * run.task.options["model"]["intermediate_size"]
     trunk, held = millions(run) - replaced / 1e6, len(names_of(run.experts)) * expert / 1e6
-    used = len(run.experts.layers) * run.experts.chosen * expert
+    used = len(run.experts.layers) * run.experts.top_k * expert
     assert (round(trunk + held), round(held), round(trunk + used / 1e6)) == (978, 906, 100)
     assert used == replaced
 

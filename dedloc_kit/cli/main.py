@@ -11,7 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dedloc_kit.cli.interrupts import call
-from dedloc_kit.cli.parsing import build
+from dedloc_kit.cli.parsing import Parser, build
 
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}
 """What the extra `organizer` installs: whoever only takes part does without."""
@@ -22,7 +22,7 @@ _PASTED = {
 """Options with an address, or with a name on the Hub."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The whole command line, with the options of all commands."""
     return build()
 

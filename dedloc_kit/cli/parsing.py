@@ -5,10 +5,12 @@ import difflib
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
+from dedloc_kit.cli.completion import SHELLS, Completed, script
 from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.version import __version__
 
@@ -20,6 +22,16 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Lines)
         self.commands: tuple[Command, ...] = ()
         """Of a group."""
+        self.below: list[Parser] = []
+        """Their parsers."""
+
+    def completed(self) -> Iterator[Completed]:
+        """What a shell may complete behind this command, and behind those below it."""
+        actions = {flag: action for flag, action in self._option_string_actions.items() if flag.startswith("--")}
+        options = {flag: tuple(map(str, action.choices or ())) for flag, action in actions.items()}
+        yield Completed(self.prog.replace(" ", "/"), tuple(command.name for command in self.commands), options)
+        for each in self.below:
+            yield from each.completed()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
@@ -31,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check(self, words: list[str]) -> None:
         """Every option is known, and of a group the command."""
-        for word in words:
+        for before, word in pairwise(["", *words]):
             option = word.partition("=")[0]
             if word == "--":
                 return
@@ -39,7 +51,8 @@ class Parser(argparse.ArgumentParser):
                 known = [each for each in self._option_string_actions if each.startswith("--")]
                 (nearest,) = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
                 self.error(f"there is no option {option[:80]!r}; did you mean {nearest}?")
-            if self.commands and not word.startswith("-"):
+            takes = self._option_string_actions.get(before)
+            if self.commands and not word.startswith("-") and (takes is None or takes.nargs == 0):
                 if word not in [command.name for command in self.commands]:
                     self.error(f"there is no command {word[:80]!r}; {self._nearest(word)}")
                 return
@@ -52,13 +65,27 @@ class Parser(argparse.ArgumentParser):
         return f"'{self.prog} --help' lists all"
 
 
-def build(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+class _Completion(argparse.Action):
+    """Prints what a shell reads, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        sys.stdout.write(script(values, list(build().completed())))
+        parser.exit()
+
+
+def build(words: Sequence[str] | None = None) -> Parser:
     """The parser. In its result `call` runs the command, and `command` is the command's name, such as `run kick`.
 
     :param words: what was typed: only the command that it names has options; default: all commands have theirs
     """
     parser = Parser(prog="dedloc")
     parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=SHELLS,
+        help='what completes commands and options in a shell: eval "$(dedloc --print-completion bash)"',
+    )
     _add_below(parser, "A community trains one model together.", COMMANDS, _names(words))
     return parser
 
@@ -82,6 +109,7 @@ def _add_below(parser: Parser, about: str, headings: Mapping[str, Sequence[Comma
     for command in parser.commands:
         about = f"{command.help[0].upper()}{command.help[1:]}."
         below = added.add_parser(command.name, description=about)
+        parser.below.append(below)
         if names is not None and names[:1] != [command.name]:
             continue
         if command.below:

@@ -202,7 +202,7 @@ def _check_memory(folder: Path, config: Any, device: torch.device) -> None:
     if needed > free:
         raise UserError(
             f"the model in {folder} needs {size(needed)} of memory and {size(free)} are free; {free_memory()}, or let "
-            "a community serve it (docs/serving.md)"
+            "a community serve it (docs/serve.md)"
         )
 
 

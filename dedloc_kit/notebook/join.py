@@ -4,13 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.config.machine import JoinOptions
-from dedloc_kit.errors import UserError
-from dedloc_kit.notebook.keywords import checked, keywords_of
-from dedloc_kit.notebook.taking_part import OpenSessions, Participation, Views, refuse, take_part
-from dedloc_kit.session.session import Session
-from dedloc_kit.session.snapshot import Snapshot
-
-_sessions: OpenSessions[Session] = {}
+from dedloc_kit.notebook.keywords import keywords_of
+from dedloc_kit.notebook.taking_part import Participation, take_part
+from dedloc_kit.session.training_session import TrainingSession
 
 
 @keywords_of(JoinOptions)
@@ -39,34 +35,4 @@ def join(
         or in the environment; without any the call asks for it
     :param block: whether the call waits until the session ends; by default as described above
     """
-    views = Views(_panel, _watch, _refused, _waiting)
-    try:
-        given = checked(JoinOptions, options)
-    except UserError as error:
-        refuse(str(error), views)
-        return None
-
-    def start(code: str) -> Session:
-        return Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
-
-    return take_part(invitation, (given, folder, code), _sessions, start, views, code=code, block=block)
-
-
-def _panel(session: Session | None) -> Any:
-    from dedloc_kit.notebook.panel import Panel
-
-    return Panel(session)
-
-
-def _watch(session: Session) -> None:
-    from dedloc_kit.session.display import watch
-
-    watch(session)
-
-
-def _refused(problem: str) -> Snapshot:
-    return Snapshot(phase="failed", text="this machine cannot take part now", problem=problem)
-
-
-def _waiting(text: str) -> Snapshot:
-    return Snapshot(text=text)
+    return take_part(TrainingSession, JoinOptions, invitation, options, folder=folder, code=code, block=block)

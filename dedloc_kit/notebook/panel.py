@@ -3,26 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import ipywidgets
 
 from dedloc_kit.notebook import markup
-from dedloc_kit.notebook.chart import loss_chart
-from dedloc_kit.session.snapshot import Phase, Snapshot
+from dedloc_kit.session.snapshot import Controls, Phase, Snapshot
 
-_CAN_PAUSE: frozenset[Phase] = frozenset({"training", "waiting", "paused"})
-_CAN_LEAVE: frozenset[Phase] = _CAN_PAUSE | {"starting", "loading", "restarting"}
-
-
-class Controls(Protocol):
-    """What the buttons do; each returns at once."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def leave(self) -> None: ...
+_CAN_PAUSE = frozenset({Phase.WORKING, Phase.WAITING, Phase.PAUSED})
+_CAN_LEAVE = _CAN_PAUSE | {Phase.STARTING, Phase.RESTARTING}
 
 
 class Panel:
@@ -35,7 +24,7 @@ class Panel:
         self._controls = controls
         self._paused = False
         self._parts: list[tuple[Any, Callable[[Snapshot], str]]] = []
-        self._pause = self._button("Pause", "Stop computing for a while; what you have finished counts")
+        self._pause = self._button("Pause", "Free this machine for a while; what you have finished counts")
         self._pause.on_click(self._pause_or_resume)
         self._leave = self._button("Leave", "Hand in what you have finished, and end")
         self._leave.on_click(self._leave_now)
@@ -43,18 +32,18 @@ class Panel:
         if controls is not None:
             act.children += (ipywidgets.HBox([self._pause, self._leave]),)
         act.add_class("dedloc-act")
-        middle = ipywidgets.HBox([self._part(markup.figures), self._part(_chart)])
+        middle = ipywidgets.HBox([self._part(markup.facts), self._part(markup.chart)])
         middle.add_class("dedloc-middle")
         self.widget = ipywidgets.VBox(
             [
                 style("panel.css"),
                 self._part(markup.head),
                 act,
-                self._part(markup.announcement),
-                self._part(markup.batch),
+                self._part(markup.progress),
+                self._part(markup.bar),
+                self._part(markup.notes),
                 middle,
-                self._part(markup.machine),
-                self._part(partial(markup.notes, buttons=controls is not None)),
+                self._part(partial(markup.warnings, buttons=controls is not None)),
                 self._part(markup.details),
             ]
         )
@@ -64,7 +53,7 @@ class Panel:
         """Bring the panel up to date; only the parts that have changed are sent to the browser."""
         for widget, text in self._parts:
             widget.value = text(snapshot)
-        self._paused = snapshot.phase == "paused"
+        self._paused = snapshot.phase is Phase.PAUSED
         self._pause.description = "Resume" if self._paused else "Pause"
         self._pause.disabled = snapshot.phase not in _CAN_PAUSE
         self._leave.disabled = snapshot.phase not in _CAN_LEAVE
@@ -90,12 +79,6 @@ class Panel:
         assert self._controls is not None
         button.disabled = self._pause.disabled = True
         self._controls.leave()
-
-
-def _chart(snapshot: Snapshot) -> str:
-    if snapshot.over and not snapshot.losses:
-        return ""
-    return loss_chart(snapshot.losses)
 
 
 def style(*names: str) -> Any:

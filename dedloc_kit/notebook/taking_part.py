@@ -4,39 +4,32 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal
 
 from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import token
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.notebook.keywords import checked
+from dedloc_kit.session.snapshot import Phase, Snapshot, Watched
 
 REFRESH_SECONDS = 0.5
-SECRETS = "looking for this notebook's secrets; where Colab asks whether it may read one, allow it or cancel"
+SECRETS = "Looking for this notebook's secrets; where Colab asks whether it may read one, allow it or cancel."
+READING = "Reading the invitation; then this machine is checked."
+OTHER_ARGUMENTS = "this machine takes part already, with other arguments; leave first, then run this cell again"
 
 
-class Session(Protocol):
-    """What goes on in the background, until `ended` is set."""
-
-    ended: threading.Event
-
-    def snapshot(self) -> Any: ...
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-
-S = TypeVar("S", bound=Session)
+open_sessions: dict[str, tuple[object, Watched]] = {}
+"""The sessions of this kernel by invitation, each with the arguments that it was begun with: a cell that is run again
+shows the same one again."""
 
 
 class Participation:
     """What a call returns in a notebook: the same as the panel's buttons, for other cells."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Watched) -> None:
         self._session = session
 
     def pause(self) -> None:
@@ -60,73 +53,49 @@ class Participation:
         """Nothing: as a cell's last value it would show below the panel otherwise."""
 
 
-@dataclass(frozen=True)
-class Views(Generic[S]):
-    """How sessions of one kind are shown.
-
-    :ivar panel: makes the notebook's, with buttons if there is a session
-    :ivar watch: in a terminal, until it has ended
-    :ivar refused: a snapshot that says why a session could not even begin
-    :ivar waiting: a snapshot that says what it waits for before it begins
-    """
-
-    panel: Callable[[S | None], Any]
-    watch: Callable[[S], None]
-    refused: Callable[[str], Any]
-    waiting: Callable[[str], Any]
-
-
-OTHER_ARGUMENTS = "this machine takes part already, with other arguments; leave first, then run this cell again"
-
-OpenSessions = dict[str, tuple[object, S]]
-"""The sessions of this kernel by invitation, each with the arguments that it was begun with."""
-
-
 def take_part(
+    begin: Callable[..., Watched],
+    kind: type[PeerConfig],
     invitation: str,
-    arguments: object,
-    sessions: OpenSessions[S],
-    start: Callable[[str], S],
-    views: Views[S],
+    options: dict[str, Any],
     *,
+    folder: str | Path | None,
     code: str | None,
     block: bool | None,
 ) -> Participation | None:
-    """Begin, or show again what goes on.
+    """Begin a session, or show again the one that goes on.
 
-    :param arguments: of the call; a session that goes on with others is not changed, and the cell says so
-    :param sessions: a cell that is run again shows the same one again
-    :param start: begins one with a personal code, empty for none; raises UserError
+    :param begin: a kind of Watched; raises UserError
+    :param options: fields of `kind`; a session that goes on with others is not changed, and the cell says so
     """
-    where = platform()
+    where, panel = platform(), None
     if block is None:
         block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
-    begun, panel = sessions.get(invitation), None
-    going = begun is not None and not begun[1].ended.is_set()
-    if begun is not None and going and begun[0] != arguments:
-        _show_refusal(OTHER_ARGUMENTS, where, views, panel)
-        return None
-    if begun is not None and going:
-        session = begun[1]
-    else:
-        if block and where != "terminal":  # first of all: a secret that the notebook's owner is asked for takes long
-            panel = _shown(views.panel(None), views.waiting(SECRETS if where == "colab" else "reading the invitation"))
-        try:
+    try:
+        settings = checked(kind, options)
+        arguments = kind, settings, folder, code
+        begun, session = open_sessions.get(invitation, (None, None))
+        if session is None or session.ended.is_set():
+            if block and where != "terminal":  # first: a secret that the notebook's owner is asked for takes long
+                panel = _shown(None, Snapshot(Phase.STARTING, SECRETS if where == "colab" else READING))
             if where == "colab":
                 token()  # the notebook may ask its owner for it, which only the main thread can
             if code is None:
                 code = personal_code(invitation, ask=where != "kaggle batch")
-            session = start(code)
-            sessions[invitation] = arguments, session
-        except UserError as error:
-            _show_refusal(str(error), where, views, panel)
-            return None
-    if where == "terminal":
-        views.watch(session)
+            session = begin(invitation, folder=Path(folder) if folder else None, settings=settings, code=code)
+            open_sessions[invitation] = arguments, session
+        elif begun != arguments:
+            raise UserError(OTHER_ARGUMENTS)
+    except UserError as error:
+        _refuse(str(error), where, panel)
         return None
+    if where == "terminal":
+        from dedloc_kit.session.terminal import watch
 
+        watch(session)
+        return None
     if panel is None:
-        panel = _shown(views.panel(None if block else session), session.snapshot())
+        panel = _shown(None if block else session, session.snapshot())
     if block:
         _wait(session, panel)
         return None
@@ -152,39 +121,36 @@ def has_front_end() -> bool:
     return bool(request.get("content", {}).get("allow_stdin", True))
 
 
-def _shown(panel: Any, snapshot: Any) -> Any:
+def _shown(session: Watched | None, snapshot: Snapshot) -> Any:
     from IPython.display import display
 
+    from dedloc_kit.notebook.panel import Panel
+
+    panel = Panel(session)
     panel.show(snapshot)
     display(panel.widget)
     return panel
 
 
-def refuse(problem: str, views: Views[S]) -> None:
-    """Show what keeps a session from even beginning."""
-    _show_refusal(problem, platform(), views, None)
-
-
-def _show_refusal(problem: str, where: str, views: Views[S], panel: Any) -> None:
-    """What keeps a session from even beginning, in the place where the panel would be."""
+def _refuse(problem: str, where: str, panel: Any) -> None:
+    """Say what keeps a session from even beginning, in the place where the panel would be."""
     if where == "terminal":
         from dedloc_kit.display.console import complain
 
         complain(problem)
-        return
-    if panel is None:
-        _shown(views.panel(None), views.refused(problem))
+    elif panel is None:
+        _shown(None, Snapshot(Phase.FAILED, problem))
     else:
-        panel.show(views.refused(problem))
+        panel.show(Snapshot(Phase.FAILED, problem))
 
 
-def _keep_up_to_date(session: Session, panel: Any) -> None:
+def _keep_up_to_date(session: Watched, panel: Any) -> None:
     while not session.ended.wait(REFRESH_SECONDS):
         panel.show(session.snapshot())
     panel.show(session.snapshot())
 
 
-def _wait(session: Session, panel: Any = None) -> None:
+def _wait(session: Watched, panel: Any = None) -> None:
     """Until the session has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
     while True:
         try:

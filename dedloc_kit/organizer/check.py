@@ -25,6 +25,7 @@ from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, me
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
+from dedloc_kit.organizer.plan import describe_plan, halved, plan_of
 from dedloc_kit.organizer.prediction import (
     DAY,
     HERE,
@@ -32,9 +33,9 @@ from dedloc_kit.organizer.prediction import (
     Volunteers,
     fits,
     predict,
-    state_bytes,
     volunteers_rate,
 )
+from dedloc_kit.records.plan import Plan
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01
@@ -51,16 +52,18 @@ def check(
     hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
-    downloads_folder: Path | None = None,
+    state_bucket_folder: Path | None = None,
     **settings: object,
-) -> None:
+) -> Plan | None:
     """Try the run's data and model on this machine and print what it takes.
+
+    Returns the plan; none where no data could be read, or the run is cut into stages.
 
     :param coordinator_line: bytes per second in each direction
     :param helpers: who lend a line; not to a run in stages
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
-    :param downloads_folder: what is shown at `averaging.downloads`, if that is the address of a folder
+    :param state_bucket_folder: what is shown at `averaging.state_bucket`, if that is the address of a folder
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
@@ -78,13 +81,13 @@ def check(
     if run.experts is not None:
         for line in describe_hosts(run, hosts, volunteers, coordinator_line):
             console.print(line)
-    if run.averaging.downloads is not None and not offline:
-        console.print(f"downloads     {try_bucket(run.averaging.downloads, downloads_folder, run.run_id)}")
+    if run.averaging.state_bucket is not None and not offline:
+        console.print(f"downloads     {try_bucket(run.averaging.state_bucket, state_bucket_folder, run.run_id)}")
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
         console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
-        return
+        return None
     if load > cores():
         console.print(
             f"this machine is busy with other things (load {load:.0f}), so it is slower here than it could be"
@@ -92,7 +95,7 @@ def check(
     if rehearsed.stages:
         for line in describe_pipeline(run, predict_pipeline(run, rehearsed, volunteers, coordinator_line)):
             console.print(line)
-        return
+        return None
     console.print(_devices(rehearsed, volunteers))
 
     def predicted(helpers: Sequence[Helpers]) -> Prediction:
@@ -100,9 +103,12 @@ def check(
 
     for line in describe_prediction(run, predicted(helpers)):
         console.print(line)
-    console.print(describe_traffic(run, rehearsed, predicted(helpers)))
+    plan = plan_of(run, rehearsed, volunteers, sum(each.count for each in helpers), predicted(helpers))
+    for line in describe_plan(run, rehearsed, plan, halved(run, rehearsed, volunteers, coordinator_line, helpers)):
+        console.print(line)
     if told := gain(lambda more: predicted(more).step, helpers):
         console.print(f"helpers       {told}")
+    return plan
 
 
 def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
@@ -123,7 +129,7 @@ def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    parameters, state = rehearsed.parameters, run.optimizer.state
+    parameters, state = rehearsed.parameters, run.optimizer.state_dtype
     model = f"model         {parameters / 1e6:,.1f} million parameters"
     if run.pipeline is not None:
         return [model, *(describe_stages(run, rehearsed) if rehearsed.stages else [])]
@@ -186,7 +192,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     newcomers = (
         f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "
-        "serve them instead (averaging.downloads)"
+        "serve them instead (averaging.state_bucket)"
     )
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
@@ -199,16 +205,6 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
         *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
-
-
-def describe_traffic(run: RunConfig, rehearsed: Rehearsed, predicted: Prediction) -> str:
-    """What a volunteer who is at work all day sends and gets, in a line."""
-    sent, received = (each * DAY / predicted.step for each in (rehearsed.gradient_bytes, rehearsed.average_bytes))
-    return (
-        f"traffic       each volunteer sends {size(sent)} and gets {size(received)} a day, and gets "
-        f"{size(state_bytes(run, rehearsed.parameters))} when it joins; more if others can reach it, for it averages "
-        "for them"
-    )
 
 
 def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) -> Table:

@@ -60,7 +60,7 @@ def lender(
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         await_twin(me, stop, emit)
         if peer.give_state:
-            emit(State(text="loading the training state"))
+            emit(State(text="loading the model"))
         me.optimizer.load()
         me.optimizer.begin()
         emit(me.joined())

@@ -63,7 +63,7 @@ def server(
 
     :param job: what to begin, or the invitation to what others have begun
     """
-    emit(State(text="reading the model" if isinstance(job, Beginning) else "connecting"))
+    emit(State(text="reading the model" if isinstance(job, Beginning) else "connecting", then="layers are loaded"))
     devices = pick_devices(peer.devices)
     set_threads(peer.threads, devices)
     given_up: list[Exception] = []
@@ -169,7 +169,7 @@ class _Server:
         me.answer(services, forwards=peer.forwarding)
         try:
             if served is None:
-                self._emit(State(text="asking who serves which layers"))
+                self._emit(State(text="asking who serves which layers", then="those that lack servers are loaded"))
                 me.offers.look(NEWCOMER_SECONDS)
             self._take(self._first_span())
             yield

@@ -114,7 +114,7 @@ def stage_volunteer(
             return [mover.stage]
         if peer.stage is not None:
             return [peer.stage]
-        emit(State(text="looking for the stage that lacks peers most"))
+        emit(State(text="looking for the stage that lacks peers most", then="it is downloaded"))
         shares = [whole.stage(number).share for number in range(pipeline.count)]
         stages = [Stage(share, share) for share in shares]
         return [Newcomer(run, node, entry.signer, peer, stages, fits).choose(stop)]
@@ -140,7 +140,7 @@ def stage_volunteer(
 def _fitting(run: RunConfig, peer: JoinOptions, task: Task, emit: Callable[[AnyEvent], None]) -> frozenset[int]:
     """The stages that this machine holds, of all or of the one that was asked for; raises UserError if it is none."""
     assert run.pipeline is not None
-    emit(State(text="looking which stages this machine holds"))
+    emit(State(text="looking which stages this machine holds", then="the one that lacks peers most is chosen"))
     count = run.pipeline.count
     asked = range(count) if peer.stage is None else (peer.stage,)
     needed = {number: expected_memory(run, task, number) for number in asked}
@@ -202,7 +202,7 @@ class _Work:
         with ExitStack() as stack:
             batches = stack.enter_context(feed.batches(rows, lambda: me.optimizer.state.decay is not None, ahead=4))
             stack.enter_context(member.serving())
-            emit(State(text="loading the training state"))
+            emit(State(text="loading the model"))
             me.optimizer.load()
             if mover is not None:  # its session goes on: what it gave to other stages is as much of this one
                 most = me.optimizer.step * MAX_BATCHES * self._run.global_batch  # or nobody would believe it

@@ -61,7 +61,7 @@ def volunteer(
     :param stopped: why the training stopped before, if it is started again
     """
     run = with_copies(invitation.run_config(), peer.data)
-    emit(State(text="connecting"))
+    emit(State(text="connecting", then="the model is downloaded"))
     if peer.auxiliary:
         lender(invitation, run, peer.model_copy(update={"devices": "cpu"}), emit, stop, stopped)
         return None
@@ -139,7 +139,7 @@ def volunteer(
             stack.callback(cards.close)
             recomputer, trial = _recomputing(run, peer, me, cards)
             mixing.await_experts(stop.is_set)
-            emit(State(text="loading the training state"))
+            emit(State(text="loading the model"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
                 if not size:

@@ -19,7 +19,7 @@ GOOD_SECONDS = 300.0
 MAX_FALSE_STARTS = 4
 """A worker that so often in a row ended before it took part will not do so at the next try either."""
 MAX_REPEATS = 3
-"""Nor will one that so often in a row ended for one reason, without one sample in between."""
+"""Nor will one that so often in a row ended for one reason, and gave nothing in between."""
 _VARYING = re.compile(r"\d+")
 """In what is otherwise one reason: ports, sizes, moments."""
 
@@ -38,6 +38,7 @@ class Paused:
 
 
 Notice = AnyEvent | Resting | Paused
+Wish = Literal["work", "pause", "leave"]
 
 
 class Supervisor:
@@ -63,12 +64,12 @@ class Supervisor:
         self._job, self._folder, self._environment, self._role = job, folder, environment, role
         self._on_notice = on_notice
         self._telling = threading.Lock()
-        self._wish: Literal["train", "pause", "leave"] = "train"
+        self._wish: Wish = "work"
         self._changed = threading.Condition()
         self._worker: Worker | None = None
         self._dismissed = False  # the worker was asked to leave
         self._joined = self._has_joined = False  # the worker took part; any worker did
-        self._computed = False  # the worker did at least one sample
+        self._computed = False  # the worker gave something
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -82,7 +83,7 @@ class Supervisor:
         self._want("pause")
 
     def resume(self) -> None:
-        self._want("train")
+        self._want("work")
 
     def leave(self) -> None:
         """Leave for good; returns at once, `ended` is set when nothing runs any more."""
@@ -93,13 +94,13 @@ class Supervisor:
         if not self.ended.wait(timeout):
             raise TimeoutError("the volunteer is still taking part")
 
-    def _want(self, wish: Literal["train", "pause", "leave"]) -> None:
+    def _want(self, wish: Wish) -> None:
         with self._changed:
             if self._wish == "leave":
                 return
             self._wish = wish
             self._changed.notify_all()
-            if wish != "train" and self._worker is not None:
+            if wish != "work" and self._worker is not None:
                 self._dismissed = True
                 self._worker.leave()
 
@@ -127,7 +128,7 @@ class Supervisor:
                 continue
             if code == 0:
                 return  # the run is over
-            why = worker.failure or "the training process ended"
+            why = worker.failure or "the worker process ended"
             reason = _VARYING.sub("#", why)
             repeats = repeats + 1 if reason == before and not self._computed else 1
             before = reason
@@ -138,17 +139,17 @@ class Supervisor:
                 raise UserError(why)
             if repeats >= MAX_REPEATS:
                 fix = "" if "; " in why else f"; report it, with the log {worker.log}"
-                raise UserError(f"the training stopped {repeats} times in a row without one sample: {why}{fix}")
+                raise UserError(f"the worker stopped {repeats} times in a row before it gave anything: {why}{fix}")
             if self._joined and time.monotonic() - began > GOOD_SECONDS:
                 rest = FIRST_REST
             self._tell(Resting(why, rest))
-            self._wait_while("train", rest)
+            self._wait_while("work", rest)
             rest = min(MAX_REST, 2 * rest)
 
     def _start(self) -> Worker | None:
         """A new worker, if the volunteer still wants one."""
         with self._changed:
-            if self._wish != "train":
+            if self._wish != "work":
                 return None
             self._dismissed = self._joined = self._computed = False
             self._worker = Worker(self._role, folder=self._folder, on_event=self._heard, environment=self._environment)

@@ -1,4 +1,4 @@
-"""`dedloc serve`, as its users run it: the commands of docs/serving.md."""
+"""`dedloc serve`, as its users run it: the commands of docs/serve.md."""
 
 import json
 import signal
@@ -52,7 +52,7 @@ def test_a_demo_of_a_model_that_writes_shows_how_it_learns_and_two_who_serve_it_
         invitation = tmp_path / "runs" / "serve-mine" / "invitation.json"
         layers = json.loads(invitation.read_text())["run"]["config"]["num_hidden_layers"]
         with serving(tmp_path, invitation, "--span", f"1:{layers}", "--weights", "float32") as second:
-            second.wait_for("serving the layers", DEADLINE)
+            second.wait_for("Serving ", DEADLINE)
             model = AutoDistributedModelForCausalLM.from_pretrained(str(invitation), folder=tmp_path / "user")
             try:
                 tokenizer = tokenizer_of(model)

@@ -16,15 +16,17 @@ from tests.learning.evaluate.conftest import threads  # noqa: F401
 from tests.learning.evaluate.language import OTHERS, write_causal
 
 
-def test_the_table_of_an_evaluation_in_the_run_s_folder_is_in_the_card(tmp_path: Path) -> None:
+def test_the_table_of_an_evaluation_in_the_run_s_folder_is_in_the_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours = write_causal(tmp_path / "ours", OTHERS)
     theirs = write_causal(tmp_path / "<b>theirs", OTHERS, uniform=True)
     (tmp_path / "text.txt").write_text("walks near today\n\nsees with often\n", encoding="utf-8")
     settings = LikelihoodSettings(dataset=str(tmp_path / "text.txt"))
     folder = tmp_path / "run"
     folder.mkdir()
-    session = Session("cpu", 1, folder / "evaluation-text.json")
-    report = evaluate(str(ours), settings, session, against=[str(theirs)])
+    report = evaluate(str(ours), settings, Session("cpu", 1, as_json=True), against=[str(theirs)])
+    (folder / "evaluation-text.json").write_text(capsys.readouterr().out, encoding="utf-8")
     text = card(scores=reports(folder))
     assert "## What it has learned" in text
     assert f"<tr><td>this model</td><td>{report.trained.mean:.4f}</td>" in text
@@ -57,7 +59,7 @@ def test_what_features_know_is_in_the_card_too(tmp_path: Path) -> None:
         against={"no model": Row.of([0.3])},
         **rows,
     )
-    (tmp_path / "evaluation.json").write_text(found.as_json())
+    (tmp_path / "evaluation.json").write_text(found.model_dump_json(by_alias=True))
     (report,) = reports(tmp_path)
     assert "<th>linear accuracy in %</th>" in table(report)
     assert "<tr><td>this model</td><td>62.50</td><td>17.68</td></tr>" in table(report)

@@ -45,9 +45,9 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
         lab.write("join.ipynb", WIDGETS, VOLUNTEER.format(url=url))
         open_and_run(page, lab, "join.ipynb")
         page.get_by_text(f"ipywidgets {ipywidgets}").wait_for()
-        state = page.wait_for_selector(".dedloc .state:has(.training, .failed)")
+        state = page.wait_for_selector(".dedloc .state:has(.working, .failed)")
         assert state is not None
-        assert state.inner_text().strip() == "Training"
+        assert state.inner_text().strip().startswith(("Computing the first samples", "Training"))
         more_samples_than(page, 0)
         worker = worker_of(home)
         page.wait_for_selector(".dedloc .chart .mine")
@@ -64,22 +64,20 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
 
         page.get_by_role("button", name="Leave").click()
         page.wait_for_selector(".dedloc .dot.left")
-        page.get_by_text("Thank you, Rabi!").wait_for()
+        page.get_by_text("Thank you, Rabi").wait_for()
         wait_until(lambda: not processes_of(worker), "something still runs after the volunteer has left")
         photograph_panel(page, f"{pictures}-left")
     wait_until(lambda: not processes_in(home), "something still runs after JupyterLab was closed")
 
 
 def samples(page: Page) -> int:
-    return int(page.locator(".dedloc .number").first.inner_text().replace(",", ""))
+    given = page.locator(".dedloc .facts div", has_text="Given").locator("dd")
+    return int(given.inner_text().partition(" ")[0].replace(",", ""))
 
 
 def more_samples_than(page: Page, number: int) -> None:
     """Wait until the panel shows that more were given."""
-    page.wait_for_function(
-        "number => Number(document.querySelector('.dedloc .number')?.innerText.replaceAll(',', '')) > number",
-        arg=number,
-    )
+    wait_until(lambda: samples(page) > number, f"no more than {number} samples are given")
 
 
 def worker_of(home: Path) -> int:

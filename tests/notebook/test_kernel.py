@@ -18,10 +18,10 @@ from tests.tiny import tiny_run
 DEADLINE = 180.0
 JOIN = """
 from dedloc_kit import join
-from dedloc_kit.notebook.join import _sessions
+from dedloc_kit.notebook.taking_part import open_sessions
 me = join({url!r}, folder={folder!r}, devices="cpu", task_module="tests.tiny")
 """
-SESSION = "list(_sessions.values())[0][1]"
+SESSION = "list(open_sessions.values())[0][1]"
 CHAT = """
 import time
 from dedloc_kit import chat
@@ -85,10 +85,10 @@ def test_an_interrupt_disturbs_nothing_and_a_restarted_or_killed_kernel_leaves_n
     with coordinator_of(tiny_run(), tmp_path) as coordinator, kernel({}) as notebook:
         cell = JOIN.format(url=coordinator.dashboard.url, folder=str(tmp_path / "volunteer"))
         notebook.run(cell)
-        notebook.wait_for(f"{SESSION}.snapshot().session_samples > 0")
-        before = notebook.value(f"{SESSION}.snapshot().session_samples")
+        notebook.wait_for(f"{SESSION}.state().session_samples > 0")
+        before = notebook.value(f"{SESSION}.state().session_samples")
         notebook.manager.interrupt_kernel()
-        notebook.wait_for(f"{SESSION}.snapshot().session_samples > {before + 100}")
+        notebook.wait_for(f"{SESSION}.state().session_samples > {before + 100}")
         first = notebook.value(f"{SESSION}.worker.pid")
 
         notebook.run(cell)  # once more: the same session, not a second one
@@ -98,7 +98,7 @@ def test_an_interrupt_disturbs_nothing_and_a_restarted_or_killed_kernel_leaves_n
         notebook.client.wait_for_ready(timeout=DEADLINE)
         assert_gone(first)
         notebook.run(cell)
-        notebook.wait_for(f"{SESSION}.snapshot().session_samples > 0")
+        notebook.wait_for(f"{SESSION}.state().session_samples > 0")
         second = notebook.value(f"{SESSION}.worker.pid")
         pid = notebook.manager.provisioner.pid  # type: ignore[union-attr]
         os.kill(pid, 9)
@@ -118,8 +118,8 @@ def test_on_colab_the_stop_button_of_the_cell_leaves_cleanly(tmp_path: Path) -> 
         while reply["parent_header"].get("msg_id") != request:
             reply = notebook.client.get_shell_msg(timeout=DEADLINE)
         assert reply["content"]["status"] == "ok", reply["content"]
-        assert notebook.value(f"{SESSION}.snapshot().phase") == "left"
-        assert notebook.value(f"{SESSION}.snapshot().session_samples") > 0
+        assert notebook.value(f"str({SESSION}.snapshot().phase)") == "left"
+        assert notebook.value(f"{SESSION}.state().session_samples") > 0
         assert_gone(notebook.value(f"{SESSION}.worker.pid"))
 
 

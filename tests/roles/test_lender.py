@@ -106,17 +106,17 @@ def test_a_notebook_and_a_terminal_lend_in_the_same_way(monkeypatch: pytest.Monk
 
     def session(where: str, *, settings: dict[str, Any], **_: object) -> SimpleNamespace:
         begun.append({"where": where, **settings})
-        return SimpleNamespace(snapshot=lambda: SimpleNamespace(problem=None))
+        return SimpleNamespace()
 
     def take_part(
-        _where: str, _arguments: object, _sessions: object, start: Callable[[str], object], *_: object, **__: object
+        begin: Callable[..., object], _kind: object, where: str, options: dict[str, Any], **_: object
     ) -> None:
-        start("")
+        begin(where, settings=options)
 
-    monkeypatch.setattr("dedloc_kit.notebook.join.Session", session)
+    monkeypatch.setattr("dedloc_kit.notebook.join.TrainingSession", session)
     monkeypatch.setattr("dedloc_kit.notebook.join.take_part", take_part)
-    monkeypatch.setattr("dedloc_kit.session.session.Session", session)
-    monkeypatch.setattr("dedloc_kit.session.display.watch", lambda _: None)
+    monkeypatch.setattr("dedloc_kit.session.training_session.TrainingSession", session)
+    monkeypatch.setattr("dedloc_kit.session.terminal.watch", lambda _: 0)
     monkeypatch.setattr("dedloc_kit.cli.commands.join.code_for", lambda _: "")
     asked = ("where", "name", "auxiliary", "give_state")
     for gives in (False, True):

@@ -7,9 +7,11 @@ from typing import Any
 
 from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.config.run import RunConfig
+from dedloc_kit.events import Joined, LocalProgress, StepDone
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.session.session import Session
-from dedloc_kit.session.snapshot import Snapshot
+from dedloc_kit.records.steps import GlobalStep
+from dedloc_kit.session.training import TrainingState
+from dedloc_kit.session.training_session import TrainingSession
 from tests.swarm.harness import processes_of, wait_until
 
 CHECKOUT = str(Path(__file__).parents[2])
@@ -29,7 +31,7 @@ def coordinator_of(run: RunConfig, folder: Path) -> Iterator[Coordinator]:
 @contextmanager
 def session_at(
     where: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any
-) -> Iterator[Session]:
+) -> Iterator[TrainingSession]:
     """A session with the tiny task; at the end nothing of it may be left."""
     given = {
         "task_module": "tests.tiny",
@@ -39,7 +41,7 @@ def session_at(
         "microbatch": 8,
         **settings,
     }
-    session = Session(
+    session = TrainingSession(
         where,
         folder=folder,
         settings=given,
@@ -53,22 +55,41 @@ def session_at(
         assert_nothing_runs(session)
 
 
-def assert_nothing_runs(session: Session) -> None:
+def assert_nothing_runs(session: TrainingSession) -> None:
     worker = session.worker
     if worker is not None:
         wait_until(lambda: not processes_of(worker.pid), "a process of the volunteer is left")
 
 
-def wait_for(session: Session, that: Callable[[Snapshot], bool], deadline: float = 120.0) -> Snapshot:
-    """The first snapshot for which this holds."""
-    seen: list[Snapshot] = []
+def wait_for(session: TrainingSession, that: Callable[[TrainingState], bool], deadline: float = 120.0) -> TrainingState:
+    """The first state for which this holds."""
+    seen: list[TrainingState] = []
 
     def found() -> bool:
-        seen[:] = [session.snapshot()]
+        seen[:] = [session.state()]
         return that(seen[0])
 
     try:
-        wait_until(found, "no such snapshot", deadline)
+        wait_until(found, "no such state", deadline)
     except AssertionError:
-        raise AssertionError(f"no such snapshot; last: {session.snapshot()}") from None
+        raise AssertionError(f"no such state; last: {session.state()}") from None
     return seen[0]
+
+
+# What a worker says
+
+
+def joined(**changes: Any) -> Joined:
+    values = {"run_id": "toy-0123", "peer": "Qm", "session": "s", "addresses": (), "step": 40, "device": "CPU"}
+    return Joined(**{**values, "parameters": 1, **changes})
+
+
+def progress(**changes: Any) -> LocalProgress:
+    values = {"step": 40, "samples": 9, "swarm_samples": 64, "global_batch": 512, "session_samples": 9, "loss": 1.0}
+    return LocalProgress(**{**values, "samples_per_second": 31.4, **changes})
+
+
+def done(step: int, mine: int, samples: int = 512, me: str = "Qm") -> StepDone:
+    """A global step, with so many of its samples by me."""
+    made = GlobalStep(step=step, round="ab", time=0.0, samples=samples, loss=2.5, peers=2, seconds=1.0)
+    return StepDone(step=made, contributions={me: mine, "other": samples - mine} if mine else {"other": samples})

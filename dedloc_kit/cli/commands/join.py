@@ -5,7 +5,6 @@ import argparse
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import INVITATION, add_code, code_for
 from dedloc_kit.config.machine import JoinOptions
-from dedloc_kit.display.console import complain
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +18,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from dedloc_kit.session.display import watch
-    from dedloc_kit.session.session import Session
+    from dedloc_kit.session.terminal import watch
+    from dedloc_kit.session.training_session import TrainingSession
 
     settings = given(JoinOptions, options)
     folder = settings.pop("folder", None)
-    session = Session(options.invitation, folder=folder, settings=settings, code=code_for(options))
-    watch(session)
-    problem = session.snapshot().problem
-    if problem:
-        complain(problem)
-    return 2 if problem else 0
+    return watch(TrainingSession(options.invitation, folder=folder, settings=settings, code=code_for(options)))

@@ -76,14 +76,8 @@ def _name_of(model: str) -> str:
 
 
 def _join(options: argparse.Namespace, settings: dict[str, Any]) -> int:
-    from dedloc_kit.display.console import complain
-    from dedloc_kit.session.serving import ServingSession
-    from dedloc_kit.session.serving_display import watch
+    from dedloc_kit.session.serving_session import ServingSession
+    from dedloc_kit.session.terminal import watch
 
     folder = settings.pop("folder", None)
-    session = ServingSession(options.invitation, folder=folder, settings=settings, code=code_for(options))
-    watch(session)
-    problem = session.snapshot().problem
-    if problem:
-        complain(problem)
-    return 2 if problem else 0
+    return watch(ServingSession(options.invitation, folder=folder, settings=settings, code=code_for(options)))

@@ -165,7 +165,7 @@ class Causal(PackedTask):
         loss = Loss.of(mean, len(batch[TARGETS]))
         if self.run.experts is None:
             return loss
-        factor = self.run.experts.balance * batch["input_ids"].numel()
+        factor = self.run.experts.aux_loss_weight * batch["input_ids"].numel()
         return loss._replace(total=loss.total + factor * imbalance_of(model))
 
     @property

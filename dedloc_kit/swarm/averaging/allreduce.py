@@ -2,7 +2,7 @@
 
 Each reachable member reduces its own share of the flat gradient vector for all (butterfly all-reduce, DeDLOC section
 3.2). It keeps what members send until the leader's roll says who counts; averages exactly those, and sends everyone the
-same encoded average. Who dies is left out, and its share is dealt out anew. docs/how_it_works.md says why that is safe.
+same encoded average. Who dies is left out, and its share is dealt out anew. docs/internals.md says why that is safe.
 """
 
 import asyncio

@@ -90,7 +90,7 @@ def test_a_few_steps_of_one_process_lower_the_held_out_loss(folder: Path, archit
 
 def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> None:
     """Without the term for balance, which sees a microbatch at a time."""
-    run = mixed(text_run(folder, "causal"), balance=0.0)
+    run = mixed(text_run(folder, "causal"), aux_loss_weight=0.0)
     task = create_task(run)
     batch = next(batches_from(task, 16, 0, fail))
     loops = [PlainLoop(run, task) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> 
 
 
 def test_the_term_for_balance_is_part_of_the_training_loss_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = mixed(text_run(folder, "causal"), balance=10.0)
+    run = mixed(text_run(folder, "causal"), aux_loss_weight=10.0)
     task = create_task(run)
     loop = PlainLoop(run, task)
     gate, batch = next(mixtures_of(loop.model)).gate, next(batches_from(task, 8, 0, fail))

@@ -1,6 +1,6 @@
 """Who counts in a round: what leader and members say and sign to agree on it, and when it is agreed.
 
-It is Paxos with one value, the average. docs/how_it_works.md says how it goes, and why two different steps cannot be.
+It is Paxos with one value, the average. docs/internals.md describes it and proves that two steps cannot be.
 """
 
 import hashlib
