@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +34,18 @@ def commands(page: Path) -> list[list[str]]:
 def inline_commands(page: Path) -> list[list[str]]:
     """The words behind `dedloc` of each command in a sentence."""
     return [shlex.split(found, comments=True) for found in _INLINE.findall(prose(page))]
+
+
+def documented(page: Path, command: str, changes: Mapping[str, str]) -> list[str]:
+    """The first command of this name on a page, as a test can run it.
+
+    :param changes: what stands in the page for whoever reads it, and what a test has in its place
+    """
+    typed = [*commands(page), *inline_commands(page)]
+    found = next(each for each in typed if each[: len(command.split())] == command.split())
+    for there, here in changes.items():
+        found = [word.replace(there, here) for word in found]
+    return found
 
 
 def links(page: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""An organizer's afternoon, from the idea to the published model: the real commands, with a Hub on loopback."""
+"""An organizer's afternoon, from the idea to the published model: the documented commands, with a Hub on loopback."""
 
 import json
 import os
@@ -23,10 +23,21 @@ from dedloc_kit.resources import small_text
 from dedloc_kit.session.snapshot import Phase
 from dedloc_kit.session.training_session import TrainingSession
 from tests import commands
+from tests.documents import DOCS, documented
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
 from tests.text_runs import write_text
+
+ORGANIZE, OPERATE, JOIN = (DOCS / name for name in ("organize.md", "operate.md", "join.md"))
+HERE = {
+    "sahajbert": "albert-demo",  # which learns something on two cores
+    "OWNER/": "us/",
+    "PUBLIC-ADDRESS": "127.0.0.1",
+    "RUN.toml": "our-model/run.toml",
+}
+"""What stands in the pages, and what this machine has in its place."""
+ONLY_HERE = ("--swarm-host", "127.0.0.1", "--threads", "1")
 
 
 def dedloc(*arguments: str | Path) -> str:
@@ -103,6 +114,60 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("COLUMNS", "500")
+
+
+def dataset(subset: str) -> dict[str, bytes]:
+    """A dataset of the Hub with the text that the kit brings, as its subset of this name."""
+    files = {f"{subset}/{name}": content for name, content in files_of(small_text()).items() if name.endswith(".txt")}
+    splits = "".join(f"  - split: {name}\n    path: {subset}/{name}.txt\n" for name in ("train", "test"))
+    card = f"---\nconfigs:\n- config_name: {subset}\n  data_files:\n{splits}---\n"
+    return {**files, "README.md": card.encode()}
+
+
+def put_in(run: Path, said: str) -> None:
+    """Change the run's file as `dedloc prepare tokens` says that it is to be changed."""
+    (tokenizer,) = re.findall(r"^tokenizer = .*$", said, re.MULTILINE)
+    change(run, {"tokenizer = ": tokenizer})
+    sources = said[said.index("[[data.train]]\n") :]
+    before, *_, after = re.split(r"^\[\[data\.train\]\]\n", run.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    after = after[re.search(r"^(# .*\n)*\[", after, re.MULTILINE).start() :]  # type: ignore[union-attr]
+    run.write_text(f"{before}{sources}\n{after}", encoding="utf-8")
+
+
+@pytest.mark.real
+@pytest.mark.timeout(900)
+def test_the_pages_alone_lead_from_an_idea_to_a_volunteers_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as running:
+        hub.commits["datasets/HuggingFaceFW/fineweb-2"] = [dataset("ben_Beng")]
+        hub.commits["datasets/wikimedia/wikipedia"] = [dataset("20231101.bn")]
+        dedloc(*documented(ORGANIZE, "init our-model --recipe", HERE))
+        run = Path("our-model") / "run.toml"
+        change(run, {"global_batch = ": "global_batch = 32"})  # one volunteer is to fill it
+        put_in(run, dedloc(*documented(ORGANIZE, "prepare tokens", HERE)))
+        assert "datasets/us/our-model-tokens" in hub.commits
+        assert "to finish" in dedloc(*documented(ORGANIZE, "check our-model/run.toml --volunteers", HERE))
+
+        launch = documented(ORGANIZE, "launch our-model/run.toml", HERE)
+        places = (*ONLY_HERE, "--swarm-port", "0", "--host", "127.0.0.1", "--port", "0")
+        led = running.enter_context(commands.running(*launch, *places, folder=Path.cwd()))
+        led.wait_for("to join:")
+        (invitation,) = re.findall(r"to join:\s+dedloc join (\S+)", led.said())
+        url = invitation.partition("#")[0]
+        assert "us/our-model" in hub.commits
+        dedloc(*documented(ORGANIZE, "notebook", {"http://PUBLIC-ADDRESS:8000": url, **HERE}))
+        assert url in (run.parent / "notebooks" / "join.ipynb").read_text(encoding="utf-8")
+
+        for page in (JOIN, ORGANIZE):
+            assert documented(page, "join", {}) == ["join", "INVITATION", "--name", "Your name"]
+        join = documented(JOIN, "join", {"INVITATION": invitation})
+        joined = running.enter_context(commands.running(*join, *ONLY_HERE, "--devices", "cpu", folder=Path.cwd()))
+        joined.wait_for("step 1 ", 300.0)
+        assert "Your name" in dedloc(*documented(JOIN, "status", {"INVITATION": invitation}))
+        (folder,) = Path("runs").iterdir()
+        dedloc(*documented(OPERATE, "run finish", {"RUN": str(folder)}))
+        joined.ended(120.0)
 
 
 @pytest.mark.real
