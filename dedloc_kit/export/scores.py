@@ -19,7 +19,7 @@ _ANY: TypeAdapter[SuitesReport | Report] = TypeAdapter(SuitesReport | Report)
 
 def reports(folder: Path) -> list[Report]:
     """The results in a run's folder; a file that holds none is left out, and the log says so."""
-    found = []
+    found: list[Report] = []
     for path in sorted(folder.glob(REPORTS)):
         try:
             read = _ANY.validate_json(path.read_bytes())
