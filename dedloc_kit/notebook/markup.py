@@ -33,7 +33,7 @@ def progress(snapshot: Snapshot) -> str:
     if now is None:
         return ""
     left = "" if now.remaining is None else f"about {duration(now.remaining)} left"
-    return f'<div class="row"><span>{escape(now.text)}</span><span class="quiet">{escape(left)}</span></div>'
+    return f'<div class="row"><span>{_capital(now.text)}</span><span class="quiet">{escape(left)}</span></div>'
 
 
 def bar(snapshot: Snapshot) -> str:
@@ -45,7 +45,7 @@ def bar(snapshot: Snapshot) -> str:
     if now.fraction is None:
         return f'{begin}><i class="moving"></i></div>'
     whole = min(1.0, max(0.0, now.fraction))
-    mine = min(whole, max(0.0, now.mine))
+    mine = whole if now.mine is None else min(whole, max(0.0, now.mine))
     return (
         f'{begin} aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * whole:.0f}">'
         f'<i class="mine" style="width:{100 * mine:.2f}%"></i>'
@@ -64,10 +64,10 @@ def notes(snapshot: Snapshot) -> str:
 def facts(snapshot: Snapshot) -> str:
     """As whom I take part, what I gave, and what my machine does."""
     found = "".join(
-        f"<div><dt>{escape(label[:1].upper() + label[1:])}</dt><dd><bdi>{escape(value)}</bdi></dd></div>"
+        f'<div><div class="label">{_capital(label)}</div><b><bdi>{escape(value)}</bdi></b></div>'
         for label, value in snapshot.facts
     )
-    return f'<dl class="facts">{found}</dl>' if found else ""
+    return f'<div class="facts">{found}</div>' if found else ""
 
 
 def chart(snapshot: Snapshot) -> str:
@@ -77,7 +77,7 @@ def chart(snapshot: Snapshot) -> str:
 
 def warnings(snapshot: Snapshot, buttons: bool) -> str:
     """Warnings, and how to leave where there are no buttons."""
-    found = [f'<div class="note warning">{escape(text)}</div>' for text in snapshot.warnings]
+    found = [f'<div class="note warning">{_capital(text)}</div>' for text in snapshot.warnings]
     if not buttons and not snapshot.phase.over and snapshot.phase is not Phase.LEAVING:
         found.append(
             '<div class="quiet small">To leave, stop this cell with its stop button (■). What you have finished '
@@ -93,6 +93,11 @@ def details(snapshot: Snapshot) -> str:
     return (
         f'<details><summary>Details for support</summary><pre tabindex="0">{escape(snapshot.details)}</pre></details>'
     )
+
+
+def _capital(text: str) -> str:
+    """Escaped, as the beginning of a line."""
+    return escape(text[:1].upper() + text[1:])
 
 
 def _link(url: str, words: str) -> str:

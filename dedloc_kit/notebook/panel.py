@@ -29,8 +29,9 @@ class Panel:
         self._leave = self._button("Leave", "Hand in what you have finished, and end")
         self._leave.on_click(self._leave_now)
         act = ipywidgets.HBox([self._part(markup.state)])
+        self._buttons = ipywidgets.HBox([self._pause, self._leave])
         if controls is not None:
-            act.children += (ipywidgets.HBox([self._pause, self._leave]),)
+            act.children += (self._buttons,)
         act.add_class("dedloc-act")
         middle = ipywidgets.HBox([self._part(markup.facts), self._part(markup.chart)])
         middle.add_class("dedloc-middle")
@@ -57,6 +58,7 @@ class Panel:
         self._pause.description = "Resume" if self._paused else "Pause"
         self._pause.disabled = snapshot.phase not in _CAN_PAUSE
         self._leave.disabled = snapshot.phase not in _CAN_LEAVE
+        self._buttons.layout.display = "none" if snapshot.phase.over else None
 
     def _part(self, text: Callable[[Snapshot], str]) -> Any:
         widget = ipywidgets.HTML()

@@ -71,7 +71,8 @@ class ServingState(SessionState):
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("you", self.name)] if self.name else []
-        facts.append(("given", f"{self.served:,} tokens x layers"))
+        if self.device:
+            facts.append(("given", f"{self.served:,} tokens x layers"))
         if (mine := self.mine) is not None:
             used = mine.cache_tokens - mine.free_tokens
             speed = f"{human.rate(mine.decoding)} tokens/s one by one, {human.rate(mine.prompts)} in prompts"
@@ -80,8 +81,7 @@ class ServingState(SessionState):
             facts.append(("answering", human.count(mine.sessions, "user")))
             facts.append(("cache", f"{used:,} of {human.count(mine.cache_tokens, 'token')}"))
         if self.servers:
-            bare = f"; nobody serves {named(self.gaps)}" if self.gaps else ""
-            facts.append(("servers", f"{len(self.servers)}{bare}"))
+            facts.append(("servers", f"{len(self.servers):,}"))
         if self.device and not self.phase.over:
             facts.append(("machine", self.device))
         return facts

@@ -46,8 +46,8 @@ class Progress:
     text: str
     fraction: float | None = None
     """0 to 1; None if nobody can tell."""
-    mine: float = 0.0
-    """This machine's part of `fraction`."""
+    mine: float | None = None
+    """This machine's part of `fraction`; None of what it does alone."""
     remaining: float | None = None
     """Seconds; None if nobody can tell."""
 

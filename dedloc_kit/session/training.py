@@ -176,7 +176,7 @@ class TrainingState(SessionState):
             return after  # before the first samples: a large model on a slow machine, more likely than a line down
         goes_on = "this machine goes on by itself"
         if now - after.heard_at > max(LATE_SECONDS, 5 * after.usual_gap):
-            text = "waiting for the other volunteers; a line may be slow or down"
+            text = "waiting for the other volunteers, whose line or yours may be down"
             return replace(after, phase=Phase.WAITING, text=text, then=goes_on, since=after.heard_at)
         if after.full is not None and now - after.full[1] > FULL_SECONDS:
             text = "the batch is full, but the other volunteers do not come; is the line down?"
@@ -216,12 +216,13 @@ class TrainingState(SessionState):
             if (seconds := self.heard_at - began) > 0 and latest.swarm_samples > had:
                 pace = seconds / (latest.swarm_samples - had)
                 remaining = max(0.0, (whole - done) * pace - (now - self.heard_at))
-        words = f"{self._under_way(latest.decay)}: {done:,} of {human.count(whole, 'sample')} together"
+        words = f"{self._under_way(latest.decay)}: {done:,} of {human.count(whole, 'sample')}"
         return Progress(words + ("" if self.auxiliary else f", {mine:,} by you"), done / whole, mine / whole, remaining)
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("you", f"{self.name}, anonymously" if self.anonymous else self.name)] if self.name else []
-        facts.append(("given", self._gave))
+        if self.device:
+            facts.append(("given", self._gave))
         standing = self.standing
         if standing is not None and not self.auxiliary:
             facts.append(("in all", human.count(self.total_samples, "sample")))
@@ -257,7 +258,7 @@ class TrainingState(SessionState):
         return human.count(self.session_samples, "sample") + for_time
 
     def _curve(self) -> tuple[LossPoint, ...] | None:
-        return None if self.phase.over and not self.losses else self.losses
+        return self.losses if self.losses or self.phase in (Phase.WORKING, Phase.WAITING) else None
 
     def _notes(self) -> list[tuple[str, str]]:
         notes = [("From the organizer", self.announcement)] if self.announcement else []

@@ -24,7 +24,7 @@ def snapshot(**changes: Any) -> Snapshot:
             ("network", "1.2 MB/s up, 812 kB/s down"),
         ),
         "progress": Progress(
-            "step 1,205 of 125,000: 2,711 of 4,096 samples together, 312 by you",
+            "step 1,205 of 125,000: 2,711 of 4,096 samples, 312 by you",
             *(2711 / 4096, 312 / 4096, 100.0),
         ),
         "losses": (LossPoint(1202, 7.25, 0), LossPoint(1203, 7.2, 12), LossPoint(1204, 7.1, 340)),

@@ -71,7 +71,7 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
 
 
 def samples(page: Page) -> int:
-    given = page.locator(".dedloc .facts div", has_text="Given").locator("dd")
+    given = page.locator(".dedloc .facts > div", has_text="Given").locator("b")
     return int(given.inner_text().partition(" ")[0].replace(",", ""))
 
 

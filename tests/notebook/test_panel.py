@@ -56,7 +56,7 @@ def test_a_volunteer_sees_the_run_the_batch_and_what_they_gave() -> None:
     for part in (
         "sahajbert live page ↗ your page ↗ A language model for Bengali",
         "Training: your machine computes samples",
-        "step 1,205 of 125,000: 2,711 of 4,096 samples together, 312 by you about 1 min left",
+        "Step 1,205 of 125,000: 2,711 of 4,096 samples, 312 by you about 1 min left",
         "Newest step : Your machine computed 340 of the 4,096 samples of step 1,204: 8.3 % of what",
         "Given 48,312 samples in 2 h 5 min",
         "Rank 3 of 17 volunteers",
@@ -73,7 +73,8 @@ def test_the_bar_shows_my_part_and_that_of_the_others() -> None:
     assert 'aria-valuemax="100" aria-valuenow="75"' in page
 
 
-def test_a_bar_never_overflows() -> None:
+def test_a_bar_of_what_this_machine_does_alone_is_its_own_and_none_overflows() -> None:
+    assert 'class="mine" style="width:40.00%"' in page_of(shown(snapshot(progress=Progress("", 0.4))))
     page = page_of(shown(snapshot(progress=Progress("", 1.5, 1.25))))
     assert 'class="mine" style="width:100.00%"' in page
     assert 'class="others" style="width:0.00%"' in page

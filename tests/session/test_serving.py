@@ -66,7 +66,7 @@ def test_it_is_told_what_is_served_and_which_layers_nobody_has() -> None:
     assert told["answering"] == "3 users"
     assert told["cache"] == "192 of 8,192 tokens"
     assert told["given"] == "1,300 tokens x layers"
-    assert told["servers"] == "1; nobody serves the layers 2 to 3"
+    assert told["servers"] == "1"
     assert now.notes == (
         ("The model", "Nobody serves the layers 2 to 3: until somebody does, the model answers nobody."),
     )

@@ -16,7 +16,7 @@ TRAINING = Snapshot(
     Phase.WORKING,
     "Training: your machine computes samples.",
     facts=(("given", "64 samples in 2 h"), ("machine", "CPU")),
-    progress=Progress("step 41 of 100: 128 of 512 samples together, 64 by you", 0.25, 0.125, 90.0),
+    progress=Progress("step 41 of 100: 128 of 512 samples, 64 by you", 0.25, 0.125, 90.0),
     losses=(LossPoint(1, 3.0, 0), LossPoint(2, 2.0, 8)),
     title="toy",
     notes=(("From the organizer", "[bold]Half way![/bold]"),),
@@ -47,7 +47,7 @@ def test_the_view_shows_the_whole_snapshot() -> None:
     told = seen(TRAINING)
     for part in (
         *("toy", "Training: your machine computes samples.", "From the organizer: [bold]Half way![/bold]"),
-        *("128 of 512 samples together, 64 by you, 1 min left", "given 64 samples in 2 h", "machine CPU"),
+        *("128 of 512 samples, 64 by you, 1 min left", "given 64 samples in 2 h", "machine CPU"),
         *("loss █▁", "live page http://h:8000", "Ctrl-C leaves"),
     ):
         assert part in told

@@ -98,7 +98,7 @@ def test_the_batch_has_a_bar_with_my_part_and_its_rest() -> None:
     bar = shown(joined(), progress(swarm_samples=64), progress(samples=64, swarm_samples=128), later=1.0).progress
     assert bar is not None
     assert (bar.fraction, bar.mine) == (0.25, 0.125)
-    assert bar.text == "step 41 of 1,000: 128 of 512 samples together, 64 by you"
+    assert bar.text == "step 41 of 1,000: 128 of 512 samples, 64 by you"
     assert bar.remaining == 5.0, "64 samples a second, and a second is gone"
     full = shown(joined(), progress(swarm_samples=700, samples=600)).progress
     assert full is not None
@@ -148,8 +148,9 @@ def test_facts_say_who_gave_what() -> None:
 
 def test_what_is_not_known_yet_is_not_shown() -> None:
     nothing = TrainingState().shown(0.0)
-    assert facts(nothing) == {"given": "0 samples in 0 s"}
-    assert (nothing.progress, nothing.losses, nothing.notes, nothing.links, nothing.title) == (None, (), (), (), "")
+    assert facts(nothing) == {}
+    assert (nothing.progress, nothing.losses, nothing.notes, nothing.links, nothing.title) == (None, None, (), (), "")
+    assert shown(joined()).losses == (), "a curve to come"
 
 
 def test_what_a_worker_gave_stays_when_the_next_one_begins_from_nothing() -> None:
