@@ -153,8 +153,8 @@ class CoordinatorConfig(PeerConfig):
         """Raise UserError for what is not made for such a run yet, or lacks something."""
         if (run.averaging.state_bucket or "").startswith("https://") and self.state_bucket_folder is None:
             raise UserError(
-                f"averaging.state_bucket is {run.averaging.state_bucket}; say which folder of this machine is shown there, "
-                "with state_bucket_folder in coordinator.toml"
+                f"averaging.state_bucket is {run.averaging.state_bucket}; say which folder of this machine is shown "
+                "there, with state_bucket_folder in coordinator.toml"
             )
         if run.experts is None:
             return

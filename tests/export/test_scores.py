@@ -94,7 +94,7 @@ def test_each_suite_has_a_table_in_the_card(tmp_path: Path) -> None:
         )
         for name, mean in (("belebele_ukr_Cyrl", 0.3), ("multiblimp_ukr", 0.75))
     ]
-    (tmp_path / "evaluation-suites.json").write_text(SuitesReport(suites=tuple(suites)).as_json())
+    (tmp_path / "evaluation-suites.json").write_text(SuitesReport(suites=tuple(suites)).model_dump_json(by_alias=True))
     text = card(scores=reports(tmp_path))
     assert "<th>accuracy of belebele_ukr_Cyrl in %</th>" in text
     assert "<tr><td>this model</td><td>75.00</td><td>1.50</td></tr>" in text

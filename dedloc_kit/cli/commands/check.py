@@ -20,8 +20,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--volunteers",
         default="20xT4@50mbit,5xCPU",
         metavar="MIX",
-        help="COUNTxDEVICE@LINE and so on, such as 5xT4,3xlaptop, with /open behind those whom others can reach; CPU is "
-        "a machine like this one; default: %(default)s",
+        help="COUNTxDEVICE@LINE and so on, such as 5xT4,3xlaptop, with /open behind those whom others can reach; CPU "
+        "is a machine like this one; default: %(default)s",
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
     parser.add_argument(
