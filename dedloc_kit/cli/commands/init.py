@@ -26,12 +26,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DATASET[:SUBSET[:SPLIT]][=WEIGHT]",
         help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
     )
-    parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
+    parser.add_argument(
+        "--evaluation",
+        metavar="DATASET[:SUBSET[:SPLIT]]",
+        help="held-out data to measure on: its split test if none is named; default: the split test of the first "
+        "folder to train on that has one",
+    )
     parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
     parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
 
 
 def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.config.loading import load_run
+    from dedloc_kit.config.section import public_name
     from dedloc_kit.organizer.init import Plan, init, next_commands
 
     plan = Plan(
@@ -44,7 +51,10 @@ def run(options: argparse.Namespace) -> None:
         options.start,
     )
     folder = init(plan)
+    measured = load_run(folder / "run.toml").data.evaluation
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    if measured is not None:
+        console.print(f"held-out data: {public_name(measured.dataset)}, split {measured.split}")
     console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
     for command in next_commands(folder):
         console.print(f"  {command}")
