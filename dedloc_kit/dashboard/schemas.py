@@ -89,6 +89,18 @@ class Decaying(Answer):
     steps: int
 
 
+class Planned(Answer):
+    """What `dedloc check` predicted, beside what is."""
+
+    text: str
+    """The comparison in a sentence."""
+    step_seconds: float
+    days: float
+    volunteers: int
+    loss: tuple[float, float] | None
+    """Lowest and highest training loss to expect at the end."""
+
+
 class RunState(Answer):
     """The run in a glance; small, whatever the number of peers."""
 
@@ -137,6 +149,8 @@ class RunState(Answer):
     """Until the next global step."""
     run_eta_seconds: float | None
     """Until the last one, if the run goes on at its usual pace."""
+    plan: Planned | None = None
+    """How the run stands against the organizer's prediction, after its first hundred steps; null before, or without."""
     samples_per_second: float
     device_seconds: float
     """The time that all volunteers together were here."""

@@ -25,6 +25,7 @@ from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, me
 from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
+from dedloc_kit.organizer.plan import describe_plan, halved, plan_of
 from dedloc_kit.organizer.prediction import (
     DAY,
     HERE,
@@ -32,9 +33,9 @@ from dedloc_kit.organizer.prediction import (
     Volunteers,
     fits,
     predict,
-    state_bytes,
     volunteers_rate,
 )
+from dedloc_kit.records.plan import Plan
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01
@@ -53,8 +54,10 @@ def check(
     offline: bool = False,
     downloads_folder: Path | None = None,
     **settings: object,
-) -> None:
+) -> Plan | None:
     """Try the run's data and model on this machine and print what it takes.
+
+    Returns the plan; none where no data could be read, or the run is cut into stages.
 
     :param coordinator_line: bytes per second in each direction
     :param helpers: who lend a line; not to a run in stages
@@ -84,7 +87,7 @@ def check(
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
         console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
-        return
+        return None
     if load > cores():
         console.print(
             f"this machine is busy with other things (load {load:.0f}), so it is slower here than it could be"
@@ -92,7 +95,7 @@ def check(
     if rehearsed.stages:
         for line in describe_pipeline(run, predict_pipeline(run, rehearsed, volunteers, coordinator_line)):
             console.print(line)
-        return
+        return None
     console.print(_devices(rehearsed, volunteers))
 
     def predicted(helpers: Sequence[Helpers]) -> Prediction:
@@ -100,9 +103,12 @@ def check(
 
     for line in describe_prediction(run, predicted(helpers)):
         console.print(line)
-    console.print(describe_traffic(run, rehearsed, predicted(helpers)))
+    plan = plan_of(run, rehearsed, volunteers, sum(each.count for each in helpers), predicted(helpers))
+    for line in describe_plan(run, rehearsed, plan, halved(run, rehearsed, volunteers, coordinator_line, helpers)):
+        console.print(line)
     if told := gain(lambda more: predicted(more).step, helpers):
         console.print(f"helpers       {told}")
+    return plan
 
 
 def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
@@ -199,16 +205,6 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
         *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
-
-
-def describe_traffic(run: RunConfig, rehearsed: Rehearsed, predicted: Prediction) -> str:
-    """What a volunteer who is at work all day sends and gets, in a line."""
-    sent, received = (each * DAY / predicted.step for each in (rehearsed.gradient_bytes, rehearsed.average_bytes))
-    return (
-        f"traffic       each volunteer sends {size(sent)} and gets {size(received)} a day, and gets "
-        f"{size(state_bytes(run, rehearsed.parameters))} when it joins; more if others can reach it, for it averages "
-        "for them"
-    )
 
 
 def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) -> Table:

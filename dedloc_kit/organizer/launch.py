@@ -28,6 +28,7 @@ from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
+from dedloc_kit.records.plan import Plan, write_plan
 from dedloc_kit.regions import Countries
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
@@ -147,8 +148,13 @@ class Coordinator:
             self.dashboard.entrance.give_out(self._invitation.model_copy(update={"peers": peers}))
 
 
-def launch(run: RunConfig, peer: CoordinatorConfig, page: PageSettings, options: LaunchOptions) -> int:
-    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code."""
+def launch(
+    run: RunConfig, peer: CoordinatorConfig, page: PageSettings, options: LaunchOptions, plan: Plan | None = None
+) -> int:
+    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
+
+    :param plan: what the page compares the run with
+    """
     resume = options.resume
     peer.check(run)
     local_copies(run)  # two things of one name are better refused now
@@ -157,6 +163,8 @@ def launch(run: RunConfig, peer: CoordinatorConfig, page: PageSettings, options:
         RunDisplay(run.global_batch) as display,
         _alerting(run, peer, 60.0 * options.stall_minutes, page.webhook, display) as alerts,
     ):
+        if plan is not None:
+            write_plan(plan, peer.folder)
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
             display.line(f"you have finished this run; to let it go on:  dedloc run resume {peer.folder}", "bold")
         if resume is None and (told := earlier_run(run, peer.folder)):

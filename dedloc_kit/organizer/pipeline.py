@@ -13,7 +13,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.events import Rehearsed, StageCost
 from dedloc_kit.machine.needs import StageMemory
-from dedloc_kit.organizer.prediction import COLLABORATING, DAY, DEVICES, HERE, ROUND_SECONDS, Volunteers
+from dedloc_kit.organizer.prediction import COLLABORATING, DAY, DEVICES, HERE, LAPTOP, ROUND_SECONDS, Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE, Line, round_time
 
 VALUE_BYTES = {"8bit": 1.0, "float16": 2.0, "none": 4.0}
@@ -66,7 +66,7 @@ def holds(device: str, stage: StageCost) -> bool:
 
 def kinds_for(stages: Sequence[StageCost]) -> tuple[str, ...]:
     """The kinds of GPUs that hold every stage, those with the least memory first."""
-    fitting = [name for name in DEVICES if all(holds(name, stage) for stage in stages)]
+    fitting = [name for name in DEVICES if name != LAPTOP and all(holds(name, stage) for stage in stages)]
     return tuple(sorted(fitting, key=lambda name: (DEVICES[name].memory, name)))
 
 
@@ -192,7 +192,9 @@ def describe_stages(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
             f"microbatches/s ({rehearsed.device})"
         )
     kinds = kinds_for(stages)
-    named = "every GPU that is known here" if len(kinds) == len(DEVICES) else ", ".join(map(str.upper, kinds)) or "none"
+    named = (
+        "every GPU that is known here" if len(kinds) == len(DEVICES) - 1 else ", ".join(map(str.upper, kinds)) or "none"
+    )
     return [
         *lines,
         f"microbatch    {count(rows, 'sample')}",

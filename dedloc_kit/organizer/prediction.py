@@ -28,12 +28,12 @@ COLLABORATING = 0.9
 
 _UNITS = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _LINE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
-_GROUP = re.compile(r"(?:(\d{1,6})x)?(?:(\d{1,2})x)?([a-z]\w*)(?:@([^/]*))?(/open)?", re.IGNORECASE)
+_GROUP = re.compile(r"(?:(\d{1,6})\s*x\s*)?(?:(\d{1,2})\s*x\s*)?([a-z]\w*)(?:\s*@([^/]*))?(/open)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A kind of GPU."""
+    """A kind of GPU, or a laptop."""
 
     peak: float
     """Floating point operations per second as NVIDIA's data sheets say, in what the kit computes in there: half
@@ -42,25 +42,30 @@ class Device:
     """Of that, when a transformer is trained: an estimate."""
     memory: float
     """Bytes."""
+    watts: float
+    """As the data sheet says."""
 
 
+LAPTOP = "laptop"
+"""No GPU: four cores at 3 GHz with AVX2, of which training takes a third; an estimate."""
 _HALF, _FLOAT32 = 0.2, 0.5
 """NVIDIA's own ELECTRA-base at 512 tokens (its DeepLearningExamples; 0.33 TFLOP a sequence by our count) makes 171
 sequences a second on an A100, 84 on a V100, 24 there in float32: 18, 22 and 50 % of the peak. What holds for these is
 taken for all."""
 DEVICES = {
-    "p100": Device(9.3e12, _FLOAT32, 16e9),
-    "gtx1080ti": Device(11.3e12, _FLOAT32, 11e9),
-    "t4": Device(65e12, _HALF, 16e9),
-    "v100": Device(125e12, _HALF, 16e9),
-    "rtx2080ti": Device(54e12, _HALF, 11e9),
-    "rtx3060": Device(25e12, _HALF, 12e9),
-    "rtx3090": Device(71e12, _HALF, 24e9),
-    "rtx4090": Device(165e12, _HALF, 24e9),
-    "l4": Device(121e12, _HALF, 24e9),
-    "a10g": Device(70e12, _HALF, 24e9),
-    "a100": Device(312e12, _HALF, 40e9),
-    "h100": Device(989e12, _HALF, 80e9),
+    "p100": Device(9.3e12, _FLOAT32, 16e9, 250),
+    "gtx1080ti": Device(11.3e12, _FLOAT32, 11e9, 250),
+    "t4": Device(65e12, _HALF, 16e9, 70),
+    "v100": Device(125e12, _HALF, 16e9, 300),
+    "rtx2080ti": Device(54e12, _HALF, 11e9, 250),
+    "rtx3060": Device(25e12, _HALF, 12e9, 170),
+    "rtx3090": Device(71e12, _HALF, 24e9, 350),
+    "rtx4090": Device(165e12, _HALF, 24e9, 450),
+    "l4": Device(121e12, _HALF, 24e9, 72),
+    "a10g": Device(70e12, _HALF, 24e9, 150),
+    "a100": Device(312e12, _HALF, 40e9, 400),
+    "h100": Device(989e12, _HALF, 80e9, 700),
+    LAPTOP: Device(384e9, 0.3, 16e9, 45),
 }
 MAX_HELPERS = 1000
 HERE = "cpu"

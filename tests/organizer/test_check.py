@@ -18,7 +18,6 @@ from dedloc_kit.organizer.check import (
     compare_tokenizers,
     describe,
     describe_prediction,
-    describe_traffic,
 )
 from dedloc_kit.organizer.prediction import Prediction
 from tests.commands import dedloc
@@ -88,15 +87,6 @@ def test_in_how_many_rows_a_round_is_is_said_where_there_are_several() -> None:
     assert "1.0 s on the slowest line, 1.0 s to find each other" in describe_prediction(tiny_run(), one)[1]
     four = describe_prediction(tiny_run(), replace(one, rows=4))[1]
     assert "1.0 s on the slowest line in 4 rows, 1.0 s to find each other" in four
-
-
-def test_the_traffic_of_a_volunteer_is_said_by_the_day() -> None:
-    predicted = Prediction(computing=1.0, network=1.0, matchmaking=1.0, vanishing=0.1, step=86.4, days=3.0)
-    rehearsed = Rehearsed(
-        parameters=1_000_000, gradient_bytes=2_000_000, average_bytes=500_000, device="CPU", cost=None
-    )
-    told = describe_traffic(tiny_run(), rehearsed, predicted)
-    assert "each volunteer sends 2.0 GB and gets 500 MB a day, and gets 12.0 MB when it joins" in told
 
 
 def test_the_weights_of_the_last_mixture_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

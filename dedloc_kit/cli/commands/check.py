@@ -20,8 +20,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--volunteers",
         default="20xT4@50mbit,5xCPU",
         metavar="MIX",
-        help="COUNTxDEVICE@LINE and so on, with /open behind those whom others can reach; CPU is a machine like this "
-        "one; default: %(default)s",
+        help="COUNTxDEVICE@LINE and so on, such as 5xT4,3xlaptop, with /open behind those whom others can reach; CPU is "
+        "a machine like this one; default: %(default)s",
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
     parser.add_argument(
@@ -49,12 +49,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.display.console import Console
     from dedloc_kit.organizer.check import check
     from dedloc_kit.organizer.experts import read_hosts
     from dedloc_kit.organizer.prediction import read_helpers, read_line, read_volunteers
+    from dedloc_kit.records.plan import write_plan
 
-    check(
-        run_of(options),
+    run = run_of(options)
+    plan = check(
+        run,
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
         helpers=read_helpers(options.helpers),
@@ -64,3 +67,8 @@ def run(options: argparse.Namespace) -> None:
         downloads_folder=settings_beside(options.run).get("downloads_folder"),
         **given(JoinOptions, options, *_TRIED_WITH),
     )
+    if plan is not None:
+        path = write_plan(plan, options.run.parent)
+        Console(highlight=False, markup=False, soft_wrap=True).print(
+            f"plan          kept in {path}: the live page compares the run with it"
+        )

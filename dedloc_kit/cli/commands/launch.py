@@ -29,6 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from dedloc_kit.organizer.launch import launch
     from dedloc_kit.organizer.page import PageSettings
+    from dedloc_kit.records.plan import read_plan
 
     kept = settings_beside(options.run)
     launched = parsed(LaunchOptions, chosen(LaunchOptions, kept, options))
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     run = run_of(options)
     settings = chosen(CoordinatorConfig, kept, options)
     settings["folder"] = settings.get("folder", Path("runs") / run.run_id).resolve()
-    return launch(run, parsed(CoordinatorConfig, settings), page, launched)
+    return launch(run, parsed(CoordinatorConfig, settings), page, launched, read_plan(options.run.parent, run.run_id))
 
 
 def chosen(kind: type[Section], kept: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:

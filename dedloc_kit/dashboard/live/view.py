@@ -15,6 +15,7 @@ from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.experts.schemas import Experts, experts
 from dedloc_kit.dashboard.live.losses import left_out
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
+from dedloc_kit.dashboard.live.planned import planned
 from dedloc_kit.dashboard.live.recorded import Recorded
 from dedloc_kit.dashboard.live.waiting import advice
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline, pipeline
@@ -39,6 +40,7 @@ from dedloc_kit.machine.ports import only_this_machine
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Drawing, Neighbours, Picture
 from dedloc_kit.records.orders import Checks
+from dedloc_kit.records.plan import read_plan
 from dedloc_kit.records.steps import GlobalStep, LeftOut
 
 SILENCE_SECONDS = 60.0
@@ -80,6 +82,7 @@ class RunView:
         self._run = run
         self._total_steps = run.optimizer.total_steps
         self._recorded = Recorded(ledger)
+        self._plan = read_plan(ledger.parent, run.run_id)
         self._lock = threading.Lock()  # guards what events change; the ledger has its own
         self._peers: tuple[PeerSeen, ...] = ()
         self._pipeline: PipelineState | None = None
@@ -468,6 +471,7 @@ class RunView:
             "global_batch": self._run.global_batch,
             "eta_seconds": max(0, self._run.global_batch - samples) / rate if rate > 0 else None,
             "run_eta_seconds": pace * steps_left if pace is not None and status == "training" else None,
+            "plan": self._plan and planned(self._plan, known["step"], pace, len(volunteers)),
             "samples_per_second": rate,
             "batch": {
                 "step": step + 1,

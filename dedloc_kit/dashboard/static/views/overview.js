@@ -33,6 +33,7 @@ export async function show(root, { signal }) {
   const join = joinPanel();
   const numbers = figures();
   const compared = build("p", { class: "how compared", hidden: true });
+  const planned = build("p", { class: "how compared", hidden: true });
   const batch = batchPanel();
   const banner = announcement();
   const notice = noticePanel();
@@ -48,6 +49,7 @@ export async function show(root, { signal }) {
       notice.element,
       numbers.element,
       compared,
+      planned,
       batch.element,
     ),
     build("div", { class: "page" }, banner.element, learned.element, said.element, news.section),
@@ -63,6 +65,8 @@ export async function show(root, { signal }) {
     numbers.update(state);
     setText(compared, comparison(state));
     compared.hidden = !compared.textContent;
+    setText(planned, state.plan && state.status === "training" ? `${state.plan.text}.` : "");
+    planned.hidden = !planned.textContent;
     batch.update(state, run.connected);
     banner.update(state.announcement);
     join.update(state);
