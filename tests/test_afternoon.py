@@ -85,7 +85,7 @@ def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Pa
     :param changes: lines of the recipe by how they begin, and what stands there instead
     """
     hub.commits["datasets/us/corpus"] = [files_of(small_text())]
-    data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
+    data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus"]
     dedloc("init", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"
     change(run, changes)

@@ -349,7 +349,7 @@ def test_importing_the_foundation_and_the_surfaces_loads_neither_torch_nor_hivem
 
 
 @pytest.mark.child
-def test_importing_the_package_takes_less_than_three_tenths_of_a_second() -> None:
+def test_importing_the_package_takes_less_than_one_and_a_half_tenths_of_a_second() -> None:
     # Processor time, the interpreter's own start included: what else the machine is doing does not count.
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -357,7 +357,7 @@ def test_importing_the_package_takes_less_than_three_tenths_of_a_second() -> Non
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds() for _ in range(5)) < 0.3
+    assert min(seconds() for _ in range(5)) < 0.15
 
 
 def test_of_datasets_only_what_every_version_has_is_imported() -> None:

@@ -69,7 +69,9 @@ class _Completion(argparse.Action):
     """Prints what a shell reads, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        sys.stdout.write(script(values, list(build().completed())))
+        from dedloc_kit.display.console import hand_out
+
+        hand_out(script(values, list(build().completed())))
         parser.exit()
 
 

@@ -35,7 +35,12 @@ def mention(text: str) -> None:
 
 def print_json(facts: BaseModel) -> None:
     """Print one JSON object on standard output; nothing in it is a control character."""
-    sys.stdout.write(f"{json.dumps(json.loads(facts.model_dump_json(by_alias=True)))}\n")
+    hand_out(json.dumps(json.loads(facts.model_dump_json(by_alias=True))) + "\n")
+
+
+def hand_out(text: str) -> None:
+    """Write for a program, on standard output: as it is, so nothing that others wrote may be in it."""
+    sys.stdout.write(text)
 
 
 def show_cursor() -> None:

@@ -21,55 +21,68 @@ from dedloc_kit.inference.tuning import Current, give, within
 from dedloc_kit.pretrained import GENERATION_CONFIG, load_pretrained, load_pretrained_tokenizer
 
 
+def from_pretrained(
+    where: str,
+    *,
+    folder: str | Path | None = None,
+    code: str = "",
+    source: str | None = None,
+    activations: Activations = "float16",
+    settings: Mapping[str, Any] | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> Any:
+    """A model that its community serves, as an ordinary one of transformers, of the class that its configuration says.
+
+        from dedloc_kit import from_pretrained
+        from dedloc_kit.inference.model import tokenizer_of
+
+        model = from_pretrained("http://HOST:8000")
+        tokenizer = tokenizer_of(model)
+        text = tokenizer("The river", return_tensors="pt")
+        print(tokenizer.decode(model.generate(**text, max_new_tokens=40)[0]))
+        model.network.close()
+
+    Its embeddings and head are here, its layers with others, who see what is computed. `model.network` is the
+    connection, `model.loaded.version` the version that the model is now. Within `with model.adapted(ADAPTER)` all calls
+    and new sessions of this thread use an adapter, and its parameters get gradients. Raises UserError with what is
+    wrong and what to do.
+
+    :param where: the page's URL, an invitation's file, or the model's repository on the Hub
+    :param folder: keeps this user's identity and what was fetched
+    :param code: what lets this user into a swarm that is not open to all
+    :param source: a folder with the model, or `OWNER/NAME@COMMIT`, to take embeddings and head from
+    :param activations: how hidden states travel; float32 rounds nothing, but answers are exact only from servers
+        that compute in float32 too (`dedloc serve --weights float32`; bfloat16 is their default); 8bit is for
+        training, where it takes little more than half the bytes of float16; what is written then travels as float16
+    :param settings: of the connection, by name, as `dedloc serve` has them, such as swarm_host
+    :param told: told what goes on
+    """
+    adapter: Current = ContextVar("adapter", default=None)
+    network = Network(
+        where,
+        folder=None if folder is None else Path(folder),
+        code=code,
+        settings=settings,
+        activations=activations,
+        told=told,
+    )
+    try:
+        loaded = Loaded(network, None if source is None else local(source, Path()), told)
+        model = loaded.make(_beginning(network, loaded, adapter))
+    except BaseException:
+        network.close()
+        raise
+    if (loaded.files / GENERATION_CONFIG).is_file():
+        model.generation_config = load_pretrained(GenerationConfig, loaded.files)
+    model.network, model.loaded = network, loaded
+    model.adapted = within(adapter)
+    return model
+
+
 class AutoDistributedModelForCausalLM:
-    """Makes the models."""
+    """`from_pretrained` as a class of transformers would have it."""
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        where: str,
-        *,
-        folder: str | Path | None = None,
-        code: str = "",
-        source: str | None = None,
-        activations: Activations = "float16",
-        settings: Mapping[str, Any] | None = None,
-        told: Callable[[str], None] = lambda text: None,
-    ) -> Any:
-        """An ordinary model of transformers, of the class that its configuration says; `model.network` is its
-        connection, `model.loaded.version` the version that it is now. Within `with model.adapted(ADAPTER)` all calls
-        and new sessions of this thread use an adapter, and its parameters get gradients. Raises UserError with what is
-        wrong and what to do.
-
-        :param where: the page's URL, an invitation's file, or the model's repository on the Hub
-        :param folder: keeps this user's identity and what was fetched
-        :param code: what lets this user into a swarm that is not open to all
-        :param source: a folder with the model, or `OWNER/NAME@COMMIT`, to take embeddings and head from
-        :param activations: how hidden states travel; float32 rounds nothing, but answers are exact only from servers
-            that compute in float32 too (`dedloc serve --weights float32`; bfloat16 is their default); 8bit is for
-            training, where it takes little more than half the bytes of float16; what is written then travels as float16
-        :param told: told what goes on
-        """
-        adapter: Current = ContextVar("adapter", default=None)
-        network = Network(
-            where,
-            folder=None if folder is None else Path(folder),
-            code=code,
-            settings=settings,
-            activations=activations,
-            told=told,
-        )
-        try:
-            loaded = Loaded(network, None if source is None else local(source, Path()), told)
-            model = loaded.make(_beginning(network, loaded, adapter))
-        except BaseException:
-            network.close()
-            raise
-        if (loaded.files / GENERATION_CONFIG).is_file():
-            model.generation_config = load_pretrained(GenerationConfig, loaded.files)
-        model.network, model.loaded = network, loaded
-        model.adapted = within(adapter)
-        return model
+    from_pretrained = staticmethod(from_pretrained)
 
 
 def tokenizer_of(model: Any) -> Any:

@@ -53,6 +53,7 @@ def check(
     compare: Sequence[str] = (),
     offline: bool = False,
     state_bucket_folder: Path | None = None,
+    console: Console | None = None,
     **settings: object,
 ) -> Plan | None:
     """Try the run's data and model on this machine and print what it takes.
@@ -64,12 +65,13 @@ def check(
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param state_bucket_folder: what is shown at `averaging.state_bucket`, if that is the address of a folder
+    :param console: where it is printed; default: standard output
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
     if hosts and run.experts is None:
         raise UserError("--hosts are of a run with [experts]; leave them out")
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = console or Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
     if run.data.decay:
         check_mixture(run.data.decay, "data.decay")

@@ -21,6 +21,8 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
+from dedloc_kit.learning.data.sources.shards import loader_of
+from dedloc_kit.learning.data.sources.splits import files_in, split_of
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE
 from dedloc_kit.notebook.generate import notebooks_to_be
 from dedloc_kit.organizer.language_data import language_data, recommended, with_schedule
@@ -33,6 +35,8 @@ _MARK = re.compile(r"\((?:language|data)\) ?")
 """Marks what to change in a copy of a recipe."""
 _SOURCE = "DATASET[:SUBSET[:SPLIT]]"
 _TEMPLATE = Path(__file__).with_name("init.md")
+HELD_OUT = "test"
+"""The split that is held out where none is named."""
 PURPOSES = {
     "gpt": "a model that writes: it goes on with a text",
     "causal-pipeline": "the same, too big for any volunteer: each holds one of its stages",
@@ -94,7 +98,7 @@ def init(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Path:
     except EOFError:
         raise UserError("there was no answer, so nothing is written") from None
     sources = [_source_for(base, each, folder) for each in plan.datasets]
-    evaluation = _source_for(base, plan.evaluation, folder) if plan.evaluation else None
+    evaluation = _held_out(base, plan, sources, folder)
     assert plan.recipe is not None
     filled = None
     if not sources and plan.language:
@@ -143,28 +147,46 @@ def next_commands(folder: Path) -> list[str]:
     return [*commands, check, f"dedloc launch {path}"]
 
 
-def parse_source(text: str, column: str, folder: Path) -> Source:
+def parse_source(text: str, column: str, folder: Path, split: str | None = None) -> Source:
     """The source `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`; a local dataset's path is written as seen from `folder`.
 
     Raises UserError with what is wrong.
+
+    :param split: where the text names none, unless it is a file or a folder that has no such split
     """
     where, equals, after = text.rpartition("=")
     weighted = bool(equals) and re.fullmatch(r"\d*\.?\d+", after) is not None
-    dataset, subset, split, *more = [*(where if weighted else text).split(":"), "", ""]
-    if not dataset or any(more) or "=" in subset + split:
+    dataset, subset, named, *more = [*(where if weighted else text).split(":"), "", ""]
+    if not dataset or any(more) or "=" in subset + named:
         raise UserError(f"'{text}' is no dataset; write {_SOURCE}=WEIGHT, such as wikimedia/wikipedia:20231101.bn=0.23")
     values: dict[str, object] = {"dataset": dataset, "column": column}
-    if Path(dataset).expanduser().exists():
-        values["dataset"] = os.path.relpath(Path(dataset).expanduser(), folder)
+    if (place := Path(dataset).expanduser()).exists():
+        values["dataset"] = os.path.relpath(place, folder)
+        split = split if split in _splits_in(place / subset) else None
     elif re.fullmatch(HUB_REPOSITORY, dataset) is None:
         raise UserError(f"there is no folder or file {dataset}, and on the Hub a dataset is called OWNER/NAME")
-    values |= {key: value for key, value in (("subset", subset), ("split", split)) if value}
+    values |= {key: value for key, value in (("subset", subset), ("split", named or split)) if value}
     if weighted:
         values["weight"] = float(after)
     try:
         return Source.model_validate(values)
     except ValidationError:
         raise UserError(f"the weight of '{text}' must be more than 0") from None
+
+
+def _held_out(base: RunConfig, plan: Plan, sources: list[Source], folder: Path) -> Source | None:
+    """The named data, or else that of the first folder to train on that has some."""
+    if plan.evaluation or _draws(base):
+        return _source_for(base, plan.evaluation, folder, HELD_OUT) if plan.evaluation else None
+    for source in sources:
+        if HELD_OUT in _splits_in(Path(os.path.normpath(folder / source.dataset)) / (source.subset or "")):
+            return source.model_copy(update={"split": HELD_OUT, "weight": 1.0})
+    return None
+
+
+def _splits_in(folder: Path) -> set[str]:
+    """Of the data in a folder; nothing if it is none."""
+    return {split_of(path.relative_to(folder)) for path in files_in(folder) if loader_of(path)}
 
 
 def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | None) -> str:
@@ -244,11 +266,11 @@ def _learns_text(base: RunConfig) -> bool:
     return _of_text(base) and not _draws(base) and base.task.name != "chat"
 
 
-def _source_for(base: RunConfig, text: str, folder: Path) -> Source:
+def _source_for(base: RunConfig, text: str, folder: Path, split: str | None = None) -> Source:
     """As `parse_source`, for a recipe."""
     column = base.data.train[0].column
     column = "messages" if "," in column else column  # what a recipe's own dataset calls its prompts says nothing
-    source = parse_source(text, "image" if _draws(base) else column, folder)
+    source = parse_source(text, "image" if _draws(base) else column, folder, split)
     if _draws(base) and source.weight != 1:
         raise UserError(f"every picture is taken once, so '{text}' can have no weight; leave ={source.weight:g} out")
     return source
@@ -349,7 +371,7 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
         if known:
             break
     if plan.evaluation is None and not _draws(base):
-        question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing if there is none"
+        question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing for the split test of a folder above"
         plan.evaluation = prompt(question, check=check_source) or None
 
 

@@ -88,8 +88,7 @@ class ServingConfig(SwarmConfig, ModelVersion):
 class ServerConfig(PeerConfig):
     """What one server decides for itself."""
 
-    devices: Devices = "auto"
-    """What to compute on: auto (the first GPU, else the processor), cpu, or a name such as cuda:1."""
+    devices: Annotated[Devices, HIDDEN] = "cpu"  # layers are computed on the processor, also where there is a GPU
     task_module: Annotated[str | None, HIDDEN] = None
     listed: Annotated[bool, HIDDEN] = False
     until_step: Annotated[PositiveInt | None, HIDDEN] = None

@@ -20,7 +20,7 @@ from tests.invitations import invited
 from tests.swarm.hostile.test_terminal import ESCAPE, PEOPLE, STATE, page
 from tests.tiny import tiny_run
 
-COMMANDS = {"status", "doctor", "evaluate", "run checkpoint", "run invite", "run admin-link"}
+COMMANDS = {"status", "check", "doctor", "evaluate", "run checkpoint", "run invite", "run admin-link"}
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:

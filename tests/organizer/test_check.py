@@ -57,7 +57,8 @@ def test_shares_that_do_not_make_a_whole_are_refused_with_their_sum(weights: tup
 def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN.format(weight=1))
     mix = "2xCPU@10mbit/open,1xT4"
-    done = dedloc("check", "run.toml", "--volunteers", mix, "--task-module", "tests.tiny", folder=tmp_path)
+    asked = ("run.toml", "--volunteers", mix, "--task-module", "tests.tiny", "--json")
+    done = dedloc("check", *asked, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
         "million parameters",
@@ -67,7 +68,10 @@ def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> 
         "1,000 global steps",
         "a day, and gets",
     ):
-        assert words in done.stdout
+        assert words in done.stderr
+    found = json.loads(done.stdout)
+    assert found["plan"]["run_id"] == found["run_id"]
+    assert found["plan"]["step_seconds"] > 0
 
 
 def test_how_far_a_weekend_gets_is_said_and_of_a_run_that_waits_for_its_decay_the_longest_time() -> None:

@@ -128,6 +128,32 @@ def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> N
     )
 
 
+def test_a_folder_with_a_split_test_holds_it_out_by_itself(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("more/train.txt", "text/train.txt", "text/test.txt", "parts/a/b.txt", "parts/test/b.txt"):
+        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
+        (elsewhere / name).write_text("A text.")
+    text = Source(dataset=str(elsewhere / "text"), split="test")
+    for run, arguments, held_out in (
+        ("one", ["--dataset", "text"], text),
+        ("two", ["--dataset", "more=0.3", "--dataset", "text=0.7"], text),
+        ("none", ["--dataset", "more"], None),
+        ("named", ["--dataset", "more", "--evaluation", "text"], text),
+        ("whole", ["--dataset", "text", "--evaluation", "more"], Source(dataset=str(elsewhere / "more"))),
+        (
+            "file",
+            ["--dataset", "text", "--evaluation", "text/test.txt"],
+            Source(dataset=str(elsewhere / "text/test.txt")),
+        ),
+        ("folder", ["--dataset", "parts"], Source(dataset=str(elsewhere / "parts"), split="test")),
+        ("hub", ["--dataset", "a/b", "--evaluation", "a/b:c"], Source(dataset="a/b", subset="c", split="test")),
+        ("split", ["--dataset", "text", "--evaluation", "a/b::dev"], Source(dataset="a/b", split="dev")),
+    ):
+        assert main(["init", run, "--recipe", "albert-demo", *arguments]) == 0
+        assert load_run(Path(run) / "run.toml").data.evaluation == held_out, run
+        said = "held-out data: " in capsys.readouterr().out
+        assert said == (held_out is not None)
+
+
 def test_the_community_s_page_and_the_notebooks_say_what_it_is_for(elsewhere: Path) -> None:
     assert main(["init", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--about", "Bengali for all."]) == 0
     page = (elsewhere / "our-bert" / "README.md").read_text()

@@ -2,10 +2,21 @@
 
 import argparse
 
+from pydantic import BaseModel
+
+from dedloc_kit.cli.facts import add_json, console_for
 from dedloc_kit.cli.generated import add_options, given
 from dedloc_kit.cli.options import add_run, run_of
 from dedloc_kit.config.coordinator import settings_beside
 from dedloc_kit.config.machine import JoinOptions
+from dedloc_kit.records.plan import Plan
+
+
+class Checked(BaseModel):
+    run_id: str
+    plan: Plan | None
+    """None where no data could be read, or the run is cut into stages."""
+
 
 _TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
 
@@ -46,16 +57,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_options(parser, JoinOptions, *_TRIED_WITH)
+    add_json(parser, Checked)
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.display.console import Console
+    from dedloc_kit.display.console import print_json
     from dedloc_kit.organizer.check import check
     from dedloc_kit.organizer.experts import read_hosts
     from dedloc_kit.organizer.prediction import read_helpers, read_line, read_volunteers
     from dedloc_kit.records.plan import write_plan
 
-    run = run_of(options)
+    run, console = run_of(options), console_for(options)
     plan = check(
         run,
         read_volunteers(options.volunteers),
@@ -65,10 +77,11 @@ def run(options: argparse.Namespace) -> None:
         compare=options.compare,
         offline=options.offline,
         state_bucket_folder=settings_beside(options.run).get("state_bucket_folder"),
+        console=console,
         **given(JoinOptions, options, *_TRIED_WITH),
     )
     if plan is not None:
         path = write_plan(plan, options.run.parent)
-        Console(highlight=False, markup=False, soft_wrap=True).print(
-            f"plan          kept in {path}: the live page compares the run with it"
-        )
+        console.print(f"plan          kept in {path}: the live page compares the run with it")
+    if options.json:
+        print_json(Checked(run_id=run.run_id, plan=plan))

@@ -27,7 +27,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DATASET[:SUBSET[:SPLIT]][=WEIGHT]",
         help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
     )
-    parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
+    parser.add_argument(
+        "--evaluation",
+        metavar="DATASET[:SUBSET[:SPLIT]]",
+        help="held-out data to measure on: its split test if none is named; default: the split test of the first "
+        "folder to train on that has one",
+    )
     parser.add_argument(
         "--language",
         action="append",
@@ -39,6 +44,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.config.loading import load_run
+    from dedloc_kit.config.section import public_name
     from dedloc_kit.organizer.init import Plan, init, next_commands
 
     plan = Plan(
@@ -52,6 +59,9 @@ def run(options: argparse.Namespace) -> None:
     )
     console = Console(highlight=False, markup=False, soft_wrap=True)
     folder = init(plan, tell=console.print)
+    measured = load_run(folder / "run.toml").data.evaluation
+    if measured is not None:
+        console.print(f"held-out data: {public_name(measured.dataset)}, split {measured.split}")
     console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
     for command in next_commands(folder):
         console.print(f"  {command}")
