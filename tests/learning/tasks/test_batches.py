@@ -60,7 +60,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 def with_last(run: RunConfig) -> RunConfig:
     """The same data for its end."""
-    return run.model_copy(update={"data": run.data.model_copy(update={"decay": run.data.train})})
+    return run.model_copy(update={"data": run.data.model_copy(update={"cooldown": run.data.train})})
 
 
 def checked(run: RunConfig) -> RunConfig:
