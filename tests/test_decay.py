@@ -22,7 +22,7 @@ STEPS = 30
 SAME = {"TINY_SAME": "1"}
 RUN = tiny_run(
     global_batch=32,
-    data={"train": [{"dataset": "none/none"}], "decay": [{"dataset": "none/better"}]},
+    data={"train": [{"dataset": "none/none"}], "cooldown": [{"dataset": "none/better"}]},
     averaging={"overlap": False, "compression": "none"},
     optimizer={
         "name": "adamw",
@@ -55,7 +55,8 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     model = task.model()
     optimizer = build_optimizer(settings, task.groups(model))
     usual, last = (
-        next(each.batches(run.global_batch, 0, pytest.fail)) for each in (task, TinyTask(run_on(run, run.data.decay)))
+        next(each.batches(run.global_batch, 0, pytest.fail))
+        for each in (task, TinyTask(run_on(run, run.data.cooldown)))
     )
     mixed = decay.start if mixed is None else mixed
     for step in range(decay.end):

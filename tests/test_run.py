@@ -93,8 +93,8 @@ def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: 
             'optimizer.name = "muon" is for the steps that each volunteer takes by itself: add averaging = "local',
         ),
         (
-            {"data": {"train": [{"dataset": "a/b"}], "decay": [{"dataset": "c/d"}]}},
-            'data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it',
+            {"data": {"train": [{"dataset": "a/b"}], "cooldown": [{"dataset": "c/d"}]}},
+            'data.cooldown needs optimizer.schedule = "warmup-stable-decay"; add that or remove it',
         ),
         ({"name": None}, "name: input should be a valid string, not None"),
     ],
@@ -149,16 +149,16 @@ def test_the_canonical_form_writes_defaults_out() -> None:
 
 def test_a_key_that_came_later_is_left_out_of_what_is_written_while_it_has_its_default() -> None:
     plain = parse_run(values())
-    assert "decay" not in json.loads(plain.canonical())["data"]
-    assert parse_run(values(data={**values()["data"], "decay": []})).fingerprint == plain.fingerprint
+    assert "cooldown" not in json.loads(plain.canonical())["data"]
+    assert parse_run(values(data={**values()["data"], "cooldown": []})).fingerprint == plain.fingerprint
     waits = {"warmup_steps": 1, "total_steps": 10, "schedule": "warmup-stable-decay"}
     steady, mixed = (
         parse_run(values(optimizer=waits, data=values()["data"] | second))
-        for second in ({}, {"decay": [{"dataset": "owner/better"}]})
+        for second in ({}, {"cooldown": [{"dataset": "owner/better"}]})
     )
     assert steady.fingerprint != mixed.fingerprint
     assert parse_run(json.loads(mixed.canonical())) == mixed
-    assert [source.dataset for source in mixed.data.decay] == ["owner/better"]
+    assert [source.dataset for source in mixed.data.cooldown] == ["owner/better"]
 
 
 def test_only_a_run_whose_batches_may_be_overfull_has_another_fingerprint() -> None:
@@ -404,7 +404,7 @@ def test_downloads_are_not_made_for_a_model_in_parts() -> None:
 def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_organizer_alone_needs() -> None:
     data: dict[str, Any] = {
         "train": [{"dataset": "us/texts", "revision": "v2"}, {"dataset": "/home/asha/texts"}],
-        "decay": [{"dataset": "us/last"}],
+        "cooldown": [{"dataset": "us/last"}],
         "evaluation": {"dataset": "us/held"},
     }
     task = {"name": "causal", "tokenizer": "us/words@v1", "init_from": "them/model"}

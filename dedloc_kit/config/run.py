@@ -162,8 +162,8 @@ class RunConfig(SwarmConfig):
 
     @model_validator(mode="after")
     def _decay_is_ordered(self) -> "RunConfig":
-        if self.data.decay and self.optimizer.schedule != "warmup-stable-decay":
-            raise ValueError('data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
+        if self.data.cooldown and self.optimizer.schedule != "warmup-stable-decay":
+            raise ValueError('data.cooldown needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
         return self
 
     @model_validator(mode="after")

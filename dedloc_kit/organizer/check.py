@@ -73,8 +73,8 @@ def check(
         raise UserError("--hosts are of a run with [experts]; leave them out")
     console = console or Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
-    if run.data.decay:
-        check_mixture(run.data.decay, "data.decay")
+    if run.data.cooldown:
+        check_mixture(run.data.cooldown, "data.cooldown")
     load = os.getloadavg()[0]
     rehearsed = rehearse(run, console, offline=offline, **settings)
     console.print(f"\n{run.run_id}", style="bold")

@@ -195,7 +195,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
     Where the data is made of pictures with captions, those are what changes.
     """
     of_captions = "[[images.sources]]" in text
-    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.decay"))
+    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.cooldown"))
     lines = text.splitlines(keepends=True)
     text = _MARK.sub("", "".join(line for line in lines if not (line.startswith("#") and _MARK.search(line))))
     starts = [match.start() for match in _HEADER.finditer(text)]

@@ -188,7 +188,7 @@ def _read_sources(
     readable: list[Source] = []
     faults: list[str] = []
     trained, files = set[int](), set[tuple[str, str]]()
-    learned = (*run.data.train, *run.data.decay)
+    learned = (*run.data.train, *run.data.cooldown)
     sources = (*learned, *filter(None, [run.data.evaluation]))
     fingerprints = Fingerprints()
     if isinstance(task, TextTask) and any(source.tokenized for source in sources):

@@ -183,7 +183,7 @@ def overlap(run: RunConfig, folder: Path) -> str:
     [{"dataset": "corpus.txt"}, {"dataset": "corpus.txt", "weight": 2}, {"dataset": "link.txt"}, {"dataset": "."}],
     ids=["equal", "another weight", "another name", "the folder that it lies in"],
 )
-@pytest.mark.parametrize("of", ["train", "decay"])
+@pytest.mark.parametrize("of", ["train", "cooldown"])
 def test_held_out_data_that_is_the_training_data_is_a_fault(
     folder: Path, tmp_path: Path, held_out: dict[str, Any], of: str
 ) -> None:
@@ -290,13 +290,13 @@ def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_
     text, more = ({"dataset": str(folder / name)} for name in ("checked.parquet", "more.txt"))
     parquet.write_table(pyarrow.table({"text": [SENTENCES] * 200}), folder / "checked.parquet")
     (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
-    data = {"train": [text], "decay": [more]}
-    heard = tried(folder, data={**data, "decay": [text]}, **checks)
+    data = {"train": [text], "cooldown": [more]}
+    heard = tried(folder, data={**data, "cooldown": [text]}, **checks)
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
     with pytest.raises(UserError, match=r"more\.txt cannot be read from the middle"):
         tried(folder, data=data, **checks)
-    assert isinstance(tried(folder, data={**data, "evaluation": more, "decay": []}, **checks)[-1], Rehearsed)
+    assert isinstance(tried(folder, data={**data, "evaluation": more, "cooldown": []}, **checks)[-1], Rehearsed)
     dropping = {**values(folder, {})["task"]["model"], "hidden_dropout_prob": 0.1}
     with pytest.raises(UserError, match=r"hidden_dropout_prob is 0\.1, .*; set it to 0; or remove trust\.checks"):
         tried(folder, {"model": dropping}, data=data, **checks)
