@@ -16,7 +16,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, schema
+from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, SuiteScore, schema
 from dedloc_kit.ledger.files import Newest, newest
 from dedloc_kit.ledger.ledger import MAX_STEP_SECONDS
 from dedloc_kit.ledger.schema import MAX_SAMPLES
@@ -472,7 +472,8 @@ def test_a_ledger_that_is_made_while_somebody_looks_is_unready_or_ready_and_noth
     ("version", "told"),
     [
         (99, "newer version of dedloc_kit; upgrade"),
-        (10, r"earlier version .*; go on with dedloc_kit [0-9.]+, which reads and exports it, or move it away"),
+        (11, r"earlier version .*; go on with dedloc_kit 0\.3\.0, which reads and exports it, or move it away"),
+        (10, r"go on with dedloc_kit 0\.2\.0, which reads"),
         (1, "tables of version 1, here"),
     ],
 )
@@ -865,3 +866,19 @@ def test_a_lent_line_counts_by_bytes_and_hours_and_never_as_samples(path: Path) 
         assert [each.peer for each in ledger.lenders(1)] == ["QmLent"]
         ledger.record_convictions([Conviction("QmLent", 5.0, "Lena", "it made a false average")])
         assert [each.peer for each in ledger.lenders(10)] == ["QmOther"]
+
+
+def test_scores_by_suites_are_kept_and_a_rewind_takes_back_those_of_what_is_lost(path: Path) -> None:
+    def score(model: str, step: int, mean: float) -> SuiteScore:
+        return SuiteScore("accuracy of belebele_ukr_Cyrl", model, step, 1000.0, 900, mean, 0.015)
+
+    ledger = Ledger(path)
+    for step in (1, 2, 3):
+        ledger.record_step(a_step(step), {})
+    ledger.record_suites([score("", 3, 0.3), score("", 1, 0.25), score("them/other", 0, 0.4)])
+    ledger.record_suites([score("", 3, 0.35)])
+    reader = Ledger(path, read_only=True)
+    kept = [score("", 1, 0.25), score("", 3, 0.35), score("them/other", 0, 0.4)]
+    assert reader.suites() == kept
+    ledger.record_step(a_step(2, way="b"), {})
+    assert reader.suites() == [kept[0], kept[2]]

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Conviction, Ledger, StartPoint
+from dedloc_kit.ledger import Conviction, Ledger, StartPoint, SuiteScore
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records.contributors import MAX_LEDGER_BYTES
 from dedloc_kit.records.evaluation import Evaluation, Picture
@@ -45,6 +45,7 @@ def path(tmp_path: Path) -> Path:
         0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,), pictures=pictures), 1000.0
     )
     ledger.record_start(StartPoint("ours-0123456789abcdef", "us/model", 4.5))
+    ledger.record_suites([SuiteScore("accuracy of belebele_ukr_Cyrl", "them/other", 0, NOON, 900, 0.4, None)])
     convictions = [Conviction(f"12D3KooC{number}", NOON, "Cy", "lied") for number in range(2)]
     ledger.record_convictions(convictions)
     bina = Conviction("12D3KooBina", NOON, "Bina", "lied", last_passed=3)
@@ -164,6 +165,8 @@ def test_a_large_ledger_travels_in_batches(path: Path, tmp_path: Path, monkeypat
         ("evaluations", with_value("samples", "[" * 40_000 + "]" * 40_000), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("samples", '[{"before": 1}]'), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("metrics", '{"accuracy": 7}'), "evaluations.parquet cannot be read"),
+        ("suites", with_value("mean", float("nan")), "holds what cannot be a 'mean'"),
+        ("suites", with_value("model", "them\x1b[2J"), "holds what cannot be a 'model'"),
         ("pictures", with_value("pixels", bytes(12)), "holds a picture under another one's name"),
         ("pictures", with_value("pixels", b"<svg>"), "pictures.parquet cannot be read"),
         ("pictures", with_value("digest", "x.webp"), "holds what cannot be a 'digest'"),
@@ -202,7 +205,7 @@ def test_a_strange_table_is_refused(copy: Path, empty: Path) -> None:
         restore(empty, copy)
 
 
-@pytest.mark.parametrize(("version", "told"), [(99, "by a newer version of dedloc_kit"), (10, "by an earlier version")])
+@pytest.mark.parametrize(("version", "told"), [(99, "by a newer version of dedloc_kit"), (11, "by an earlier version")])
 def test_a_copy_of_another_version_is_refused_and_changes_nothing(
     path: Path, empty: Path, tmp_path: Path, version: int, told: str
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Conviction, Ledger, tables
+from dedloc_kit.ledger import Conviction, Ledger, SuiteScore, tables
 from dedloc_kit.ledger.tables import TABLES, TableName, write_table
 from dedloc_kit.records.evaluation import Evaluation
 from tests.ledgers import GAP, NOON, a_step, given
@@ -102,3 +102,12 @@ def test_what_cannot_be_read_or_written_is_explained(path: Path, tmp_path: Path)
             write_table(tmp_path / "none.sqlite", name, "csv", tmp_path / "table.csv")
         with pytest.raises(UserError, match="cannot be written"):
             write_table(path, name, "parquet", tmp_path / "none" / "table.parquet")
+
+
+def test_scores_by_suites_are_a_table_too(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_suites([SuiteScore("accuracy of near", model, 0, NOON, 12, 0.5, None) for model in ("=them", "")])
+    ledger.close()
+    own, other = cells_of(path, "suites")
+    assert (own["model"], own["mean"], own["spread"], own["questions"]) == ("", "0.5", "", "12")
+    assert other["model"] == "'=them"

@@ -172,10 +172,14 @@ def test_the_small_form_of_going_on_takes_the_model_that_the_benchmark_makes(
     monkeypatch.setattr(continuing, "EVALUATIONS", 1)
     continuing.prepare(tmp_path, documents)
     continuing.keep(tmp_path, 1, tmp_path / "start")
-    sha256 = re.fullmatch('start_sha256 = "(.*)"', capsys.readouterr().out.splitlines()[-1])
+    sha256 = re.fullmatch('init_from_sha256 = "(.*)"', capsys.readouterr().out.splitlines()[-1])
     assert sha256 is not None
     small = load_run(recipe("continue") / "run.toml", recipe("continue") / "smoke.toml")
-    place = {"start": str(tmp_path / "start"), "start_sha256": sha256[1], "tokenizer": str(tmp_path / "new-tokenizer")}
+    place = {
+        "init_from": str(tmp_path / "start"),
+        "init_from_sha256": sha256[1],
+        "tokenizer": str(tmp_path / "new-tokenizer"),
+    }
     source = Source(dataset=str(tmp_path / "new"))
     run = small.model_copy(
         update={

@@ -407,7 +407,7 @@ def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_o
         "decay": [{"dataset": "us/last"}],
         "evaluation": {"dataset": "us/held"},
     }
-    task = {"name": "causal", "tokenizer": "us/words@v1", "start": "them/model"}
+    task = {"name": "causal", "tokenizer": "us/words@v1", "init_from": "them/model"}
     falling = {**values()["optimizer"], "schedule": "warmup-stable-decay"}
     run = parse_run(values(task=task, data=data, optimizer=falling))
     assert volunteers_read(run) == {
@@ -415,5 +415,5 @@ def test_volunteers_read_the_training_data_and_what_spells_it_but_not_what_the_o
         ("us/last", None): "dataset",
         ("us/words", "v1"): "model",
     }
-    run = parse_run(values(task={"name": "causal", "start": "them/model"}, data={"train": data["train"][1:]}))
+    run = parse_run(values(task={"name": "causal", "init_from": "them/model"}, data={"train": data["train"][1:]}))
     assert volunteers_read(run) == {("them/model", None): "model"}

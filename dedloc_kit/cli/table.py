@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("demo", "a whole collaboration on this machine", "--volunteers 2 --steps 50"),
     ),
     "for organizers": (
-        Command("init", "write the folder of a run to be, from a recipe", "our-bert --recipe sahajbert --language bn"),
+        Command("init", "write the folder of a run to be, from a recipe", "our-model --language sw"),
         Command(
             "check",
             "whether a run can work, what it takes, and how long",

@@ -25,7 +25,7 @@ def names_of(run: RunConfig) -> list[str]:
 def names_local_files(run: RunConfig) -> bool:
     """Does a volunteer have to read what lies on the organizer's machine alone?"""
     task = run.task.options
-    organizers = {"pictures", "start"} if "tokenizer" in task else {"pictures"}
+    organizers = {"pictures", "init_from"} if "tokenizer" in task else {"pictures"}
     read = TaskConfig(name=run.task.name, **{key: value for key, value in task.items() if key not in organizers})
     return any(not re.fullmatch(ON_HUB, name) for name in names_of(run.model_copy(update={"task": read})))
 
@@ -36,7 +36,7 @@ def volunteers_read(run: RunConfig) -> dict[tuple[str, str | None], Literal["mod
     for source in (*run.data.train, *run.data.decay):
         if re.fullmatch(HUB_REPOSITORY, source.place):
             found[source.place, source.revision] = "dataset"
-    spelling = run.task.options.get("tokenizer", run.task.options.get("start"))
+    spelling = run.task.options.get("tokenizer", run.task.options.get("init_from"))
     if isinstance(spelling, str) and (named := re.fullmatch(ON_HUB, spelling)):
         found[named[1], named[2]] = "model"
     return found

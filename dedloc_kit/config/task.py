@@ -74,7 +74,7 @@ class TaskConfig(Section):
 
     name: str
     """A module of `dedloc_kit.learning.tasks`, such as `albert`."""
-    _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "start", "pictures.model")
+    _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "init_from", "pictures.model")
     _copies: Mapping[str, str] = PrivateAttr(default={})
 
     @property

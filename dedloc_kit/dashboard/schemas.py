@@ -51,6 +51,34 @@ class Start(Answer):
     """The global step of the evaluation since which the run is below it; null while it is not."""
 
 
+class SuitePoint(Answer):
+    step: int
+    mean: float
+    spread: float | None
+    """The standard error of the mean."""
+
+
+class Reference(Answer):
+    """A published model, by the same suite."""
+
+    model: str
+    mean: float
+    spread: float | None
+
+
+class Suite(Answer):
+    """What the run's model scores by a standard suite of questions."""
+
+    metric: str
+    """In words, with the task: `accuracy of belebele_ukr_Cyrl` is a share of one, as all but `bits per byte ...` and
+    `perplexity ...`, of which less is better."""
+    questions: int
+    first: SuitePoint | None
+    """The earliest score that is known; null until there is one."""
+    last: SuitePoint | None
+    references: list[Reference]
+
+
 class Share(Answer):
     peer: str
     name: str
@@ -143,6 +171,8 @@ class RunState(Answer):
     evaluation: Evaluations | None
     start: Start | None = None
     """Of a run that goes on from a model, once that was measured."""
+    suites: list[Suite] = []
+    """By name; empty where the coordinator runs none."""
     seconds_per_step: float | None
     last_step_time: float | None
     eta_seconds: float | None

@@ -4,24 +4,26 @@ import logging
 from html import escape
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dedloc_kit.config.section import public_name
 from dedloc_kit.display.human import visible
-from dedloc_kit.learning.evaluate.report import Report
+from dedloc_kit.learning.evaluate.report import Report, SuitesReport
 
 REPORTS = "evaluation*.json"
 """The names of files in the run's folder that are taken for such results."""
 
 _log = logging.getLogger(__name__)
+_ANY: TypeAdapter[SuitesReport | Report] = TypeAdapter(SuitesReport | Report)
 
 
 def reports(folder: Path) -> list[Report]:
     """The results in a run's folder; a file that holds none is left out, and the log says so."""
-    found = []
+    found: list[Report] = []
     for path in sorted(folder.glob(REPORTS)):
         try:
-            found.append(Report.model_validate_json(path.read_bytes()))
+            read = _ANY.validate_json(path.read_bytes())
+            found += read.suites if isinstance(read, SuitesReport) else [read]
         except (OSError, ValidationError) as error:
             _log.warning("%s is no result of dedloc evaluate, so the model card leaves it out (%s)", path, error)
     return found

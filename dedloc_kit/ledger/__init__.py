@@ -8,7 +8,16 @@ transaction in a write-ahead log, which also lets the dashboard, another process
 """
 
 from dedloc_kit.ledger.ledger import Ledger
-from dedloc_kit.ledger.reading import Contributor, Conviction, EvaluationPoint, Person, StartPoint, Trouble, Visit
+from dedloc_kit.ledger.reading import (
+    Contributor,
+    Conviction,
+    EvaluationPoint,
+    Person,
+    StartPoint,
+    SuiteScore,
+    Trouble,
+    Visit,
+)
 from dedloc_kit.ledger.schema import UnreadyLedger
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "Ledger",
     "Person",
     "StartPoint",
+    "SuiteScore",
     "Trouble",
     "UnreadyLedger",
     "Visit",

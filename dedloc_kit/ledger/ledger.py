@@ -26,7 +26,7 @@ from dedloc_kit.ledger.credit import credited, withdraw
 from dedloc_kit.ledger.files import NOTHING, Damaged, Newest, back_up, newest
 from dedloc_kit.ledger.files import check as check_file
 from dedloc_kit.ledger.hosted import confirm
-from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
+from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, SuiteScore, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.steps import Contribution, GlobalStep
@@ -175,6 +175,14 @@ class Ledger(Reader):
             execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", (*row, evaluation.held_out))
             pictures = [(picture.digest, picture.pixels) for picture in evaluation.pictures]
             self._connection.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
+
+    def record_suites(self, scores: Iterable[SuiteScore]) -> None:
+        """Record scores by standard suites; one of the same suite, model and step takes the place of the one before."""
+        columns = ":metric, :model, :step, :time, :questions, :mean, :spread"
+        with self._transaction():
+            self._connection.executemany(
+                f"INSERT OR REPLACE INTO suites VALUES ({columns})", [asdict(each) for each in scores]
+            )
 
     def record_start(self, start: StartPoint | None) -> None:
         """Record what the run goes on from in place of what was recorded of it before."""
@@ -408,6 +416,7 @@ class Ledger(Reader):
         execute("DELETE FROM steps WHERE step > ?", (step,))
         execute("DELETE FROM evaluations WHERE step > ?", (step,))
         execute("DELETE FROM former_evaluations WHERE step > ?", (step,))
+        execute("DELETE FROM suites WHERE step > ?", (step,))
         execute("DELETE FROM contributions WHERE step > ?", (step,))
         for part, peer, session, name, base, until, seen, last_seen in cut:
             execute("UPDATE parts SET until = ? WHERE id = ?", (step, part))

@@ -49,6 +49,23 @@ class StartPoint:
 
 
 @dataclass(frozen=True)
+class SuiteScore:
+    """What a model scored by a standard suite."""
+
+    metric: str
+    """In words, with the task."""
+    model: str
+    """A published one's name; empty: the run's own."""
+    step: int
+    """The global step of the run's own; 0 for a published one."""
+    time: float
+    questions: int
+    mean: float
+    spread: float | None
+    """The standard error of the mean."""
+
+
+@dataclass(frozen=True)
 class Contributor:
     """What one peer gave over all its sessions; times by the coordinator's clock."""
 
@@ -263,6 +280,11 @@ class Reader:
         """The two ends of the evaluation curve; None while there is no evaluation."""
         points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")
         return (points[0], points[-1]) if points else None
+
+    def suites(self) -> list[SuiteScore]:
+        """All scores by standard suites, by suite and model, each in the order of the global steps."""
+        columns = "metric, model, step, time, questions, mean, spread"
+        return [SuiteScore(*row) for row in self._rows(f"SELECT {columns} FROM suites ORDER BY metric, model, step")]
 
     def start(self) -> StartPoint | None:
         """The model that the run goes on from; None if it goes on from none, or that was not measured."""

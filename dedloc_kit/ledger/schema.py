@@ -18,10 +18,12 @@ HALF_LIFE_SECONDS = 7 * DAY_SECONDS
 MAX_SAMPLES = 2**53
 """Sums end here: beyond it no program that reads JSON would see the same number."""
 
-VERSION = 11
+VERSION = 12
 """Of these tables. Nothing brings earlier ones up to date: a run goes on with the kit that it began with."""
-EARLIER = "0.2.0"
-"""The last version of the kit that made tables of an earlier version; it reads all of these."""
+EARLIER = "0.3.0"
+"""The last version of the kit that made tables of version 11."""
+EARLIEST = "0.2.0"
+"""The last one that made tables of a version before that; it reads all of these."""
 
 _TABLES = """
 CREATE TABLE steps (
@@ -54,6 +56,14 @@ CREATE TABLE evaluations (
 CREATE TABLE former_evaluations (
     step INTEGER NOT NULL, loss REAL NOT NULL, time REAL NOT NULL, metrics TEXT NOT NULL, samples TEXT NOT NULL,
     held_out TEXT NOT NULL, PRIMARY KEY (held_out, step)
+) WITHOUT ROWID;
+-- Scores by standard suites: of the run's own model after a global step (model is empty), and of published ones (step
+-- is 0), which a rewind does not change.
+CREATE TABLE suites (
+    metric TEXT NOT NULL,  -- in words, with the task
+    model TEXT NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL,
+    questions INTEGER NOT NULL, mean REAL NOT NULL, spread REAL,  -- the standard error of the mean
+    PRIMARY KEY (metric, model, step)
 ) WITHOUT ROWID;
 -- Those that samples name: each is here once, however many evaluations show it.
 CREATE TABLE pictures (digest TEXT PRIMARY KEY, pixels BLOB NOT NULL) WITHOUT ROWID;
@@ -161,9 +171,10 @@ def of_another_version(version: int) -> str:
     """What to do about tables of another version than these, to go on from the name of the file."""
     if version > VERSION:
         return "was made by a newer version of dedloc_kit; upgrade this installation"
+    kit = EARLIER if version == 11 else EARLIEST
     return (
         f"was made by an earlier version of dedloc_kit (tables of version {version}, here {VERSION}); go on with "
-        f"dedloc_kit {EARLIER}, which reads and exports it, or move it away to begin a new one"
+        f"dedloc_kit {kit}, which reads and exports it, or move it away to begin a new one"
     )
 
 

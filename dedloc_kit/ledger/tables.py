@@ -20,7 +20,7 @@ from dedloc_kit.ledger.reading import Person
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TableName = Literal["contributions", "steps", "evaluations", "people", "lenders", "hosts", "convictions"]
+TableName = Literal["contributions", "steps", "evaluations", "suites", "people", "lenders", "hosts", "convictions"]
 TableFormat = Literal["csv", "parquet"]
 TABLES: tuple[TableName, ...] = get_args(TableName)
 
@@ -35,9 +35,10 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
     """Write one table of a ledger to a file, which is replaced.
 
     `contributions` has a row for what each peer gave to each global step, `steps` and `evaluations` one for each of
-    theirs, `people` one for everyone who gave samples, `lenders` and `hosts` one for everyone who lent a line or hosted
-    experts, `convictions` one for each time that somebody was found to cheat. Names come from strangers: in CSV a cell
-    that a spreadsheet would take for a formula begins with an apostrophe.
+    theirs, `suites` one for each score by a standard suite, `people` one for everyone who gave samples, `lenders` and
+    `hosts` one for everyone who lent a line or hosted experts, `convictions` one for each time that somebody was found
+    to cheat. Names come from strangers: in CSV a cell that a spreadsheet would take for a formula begins with an
+    apostrophe.
 
     Raises UserError if the ledger cannot be read or the file cannot be written.
     """
@@ -51,7 +52,12 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
             query = f"SELECT {chosen} FROM contributions c JOIN parts p ON p.id = c.part ORDER BY c.step, c.part"
             table = read_query(connection, query, [*theirs, *whose])
         else:
-            order = {"convictions": "time, peer", "lenders": "peer", "hosts": "peer"}.get(name, "step")
+            order = {
+                "suites": "metric, model, step",
+                "convictions": "time, peer",
+                "lenders": "peer",
+                "hosts": "peer",
+            }.get(name, "step")
             table = read_query(connection, f"SELECT * FROM {name} ORDER BY {order}", columns_of(connection, name))
         (_write_csv if kind == "csv" else write_parquet)(table, path)
 

@@ -215,7 +215,7 @@ def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) 
     from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
     from dedloc_kit.organizer.fertility import fertility, held_out_texts
 
-    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
+    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("init_from"))
     if source is None or not isinstance(own, str):
         raise UserError("--compare needs held-out text ([data.evaluation]) and a tokenizer (task.tokenizer)")
     texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))

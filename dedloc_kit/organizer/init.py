@@ -21,8 +21,10 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
-from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE
 from dedloc_kit.notebook.generate import notebooks_to_be
+from dedloc_kit.organizer.language_data import language_data, recommended, with_schedule
+from dedloc_kit.organizer.languages import are_known, find_languages, language_code
 from dedloc_kit.resources import recipe, recipes
 
 _HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
@@ -71,14 +73,16 @@ class Plan:
     """Each as `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`."""
     evaluation: str | None
     language: str | None
+    """One or, after commas, several; without datasets it says which."""
     about: str | None
     start: str | None = None
     """The model to go on from, `OWNER/NAME@COMMIT`, for a recipe that does."""
 
 
-def init(plan: Plan) -> Path:
+def init(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Write the folder `NAME` of a run to be into the current one; returns its path.
 
+    :param tell: gets lines about the text that there is, if the language says what to train on
     Raises UserError if it exists already, if a flag is missing and nobody can be asked, or if one makes no sense.
     """
     _check_name(plan.name)
@@ -92,7 +96,14 @@ def init(plan: Plan) -> Path:
     sources = [_source_for(base, each, folder) for each in plan.datasets]
     evaluation = _source_for(base, plan.evaluation, folder) if plan.evaluation else None
     assert plan.recipe is not None
+    filled = None
+    if not sources and plan.language:
+        filled = language_data(find_languages(plan.language), base)
+        sources, evaluation = list(filled.sources), evaluation or filled.evaluation
+    plan.language = language_code(plan.language) if plan.language else None
     text = run_toml((recipe(plan.recipe) / "run.toml").read_text(encoding="utf-8"), plan, sources, evaluation)
+    if filled is not None and filled.schedule is not None:
+        text = with_schedule(text, filled.schedule, plan.recipe)
     try:
         with new_folder(folder) as temporary:
             (temporary / "run.toml").write_text(text, encoding="utf-8")
@@ -103,6 +114,9 @@ def init(plan: Plan) -> Path:
             notebooks_to_be(run, temporary / "notebooks")
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written ({error.strerror}); change to another folder") from None
+    if filled is not None:
+        for line in [*filled.lines, *_left_to_name(run)]:
+            tell(line)
     return folder
 
 
@@ -121,10 +135,10 @@ def next_commands(folder: Path) -> list[str]:
     commands = [f"dedloc prepare tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
     if _draws(run):
         commands = [f"dedloc prepare images {path} --shards"]
-    elif commands and "start" in options:
+    elif commands and "init_from" in options:
         commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
         if run.data.evaluation is not None:
-            model = str(options["start"]).partition("@")[0]
+            model = str(options["init_from"]).partition("@")[0]
             check += f" --compare {model}    # what words of your own are worth, and where it begins with both"
     return [*commands, check, f"dedloc launch {path}"]
 
@@ -172,7 +186,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
         assert match is not None
         if match[1] == "task":
             tokenizer = "tokenizer" if of_captions else None  # a published one knows its own languages alone
-            values = {"language": plan.language, "start": plan.start, "tokenizer": tokenizer}
+            values = {"language": plan.language, "init_from": plan.start, "tokenizer": tokenizer}
             for key, value in values.items():
                 section = _with_value(section, key, value) if value else section
             parts.append(section)
@@ -225,6 +239,11 @@ def _of_text(base: RunConfig) -> bool:
     return "language" in base.task.options or isinstance(base.task.options.get("tokenizer"), str)
 
 
+def _learns_text(base: RunConfig) -> bool:
+    """Whether it learns from any text, rather than from pictures or conversations."""
+    return _of_text(base) and not _draws(base) and base.task.name != "chat"
+
+
 def _source_for(base: RunConfig, text: str, folder: Path) -> Source:
     """As `parse_source`, for a recipe."""
     column = base.data.train[0].column
@@ -249,10 +268,12 @@ def _completed(plan: Plan) -> RunConfig:
 
     Who says all that has to be said is asked for nothing: a notebook's `!` looks like a terminal, and nobody answers.
     """
-    asking = sys.stdin.isatty() and not (plan.recipe and plan.datasets)
+    if plan.recipe is None and plan.language is not None and not plan.datasets:
+        plan.recipe = recommended(find_languages(plan.language))
+    at_terminal, asking = sys.stdin.isatty(), plan.recipe is None
     console = Console(highlight=False)
     if plan.recipe is None:
-        if not asking:
+        if not at_terminal:
             known = ", ".join(f"{name} ({purpose})" for name, purpose in choices().items())
             raise UserError(f"say which recipe with --recipe; there are: {known}")
         console.print("What is it to be?")
@@ -263,16 +284,17 @@ def _completed(plan: Plan) -> RunConfig:
     of_text = _of_text(base)
     if plan.language is not None and not of_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
-    if plan.start is not None and "start" not in base.task.options:
+    if plan.start is not None and "init_from" not in base.task.options:
         raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose continue or chat")
     if _draws(base) and plan.evaluation is not None:
         raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
-    if not plan.datasets and not asking:
+    if plan.language is not None:
+        language_code(plan.language)
+    lacking = not plan.datasets and not (plan.language and _learns_text(base))
+    if lacking and not at_terminal:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
-    if asking:
+    if asking or lacking:
         _ask(plan, base, console)
-    if plan.language:
-        _check_language(plan.language)
     if plan.start:
         _check_start(plan.start)
     return base
@@ -286,9 +308,12 @@ def _check_start(name: str) -> None:
         )
 
 
-def _check_language(code: str) -> None:
-    if re.fullmatch(LANGUAGE_CODE, code) is None:
-        raise UserError(f"'{code}' is no language code; give the ISO 639 code with --language, such as bn or sw")
+def _left_to_name(run: RunConfig) -> list[str]:
+    return [
+        f"{value} stands in run.toml: put the 40 digits of a commit in place of COMMIT, or another model"
+        for value in run.task.options.values()
+        if isinstance(value, str) and value.endswith("@COMMIT")
+    ]
 
 
 def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
@@ -310,15 +335,19 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
         plan.about = prompt("What is it for? A sentence for volunteers")
     if plan.language is None and _of_text(base):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
-        plan.language = prompt("Its language, as ISO 639 code", usual, _check_language)
-    if plan.start is None and "start" in base.task.options:
-        console.print(f"The recipe goes on from {public_name(str(base.task.options['start']))}")
+        plan.language = prompt("Its language, as ISO 639 code or English name", usual, language_code)
+    if plan.start is None and "init_from" in base.task.options:
+        console.print(f"The recipe goes on from {public_name(str(base.task.options['init_from']))}")
         plan.start = prompt("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
+    known = _learns_text(base) and are_known(plan.language or "")
     if not plan.datasets:
-        console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
+        nothing = "no answer takes what is known of the language" if known else "nothing ends the list"
+        console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; {nothing}")
     while not plan.datasets:
         while answer := prompt(f"Dataset {len(plan.datasets) + 1}", check=check_source):
             plan.datasets.append(answer)
+        if known:
+            break
     if plan.evaluation is None and not _draws(base):
         question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing if there is none"
         plan.evaluation = prompt(question, check=check_source) or None

@@ -18,7 +18,7 @@ from dedloc_kit.organizer.going_on import going_on_from, model_folder
 from dedloc_kit.resources import recipe, small_text
 
 _UNNAMED = "@COMMIT"
-"""The end of a recipe's `task.start` that leaves the choice to its user."""
+"""The end of a recipe's `task.init_from` that leaves the choice to its user."""
 
 
 def prepare_demo(name: str, folder: Path, start: str | None = None) -> RunConfig:
@@ -36,7 +36,7 @@ def prepare_demo(name: str, folder: Path, start: str | None = None) -> RunConfig
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
-    tokenizer, named = (run.task.options.get(key) for key in ("tokenizer", "start"))
+    tokenizer, named = (run.task.options.get(key) for key in ("tokenizer", "init_from"))
     if start is not None:
         if named is None:
             raise UserError(f"the recipe {name} begins untrained; leave --from out, or choose the recipe chat")

@@ -57,7 +57,7 @@ def check_learns_tokens(run: RunConfig) -> None:
     """Raise UserError for a task that reads no text."""
     if "pictures" in run.task.options:
         raise UserError(f"the task '{run.task.name}' learns from codes; use: dedloc prepare images RUN.toml --shards")
-    if "tokenizer" not in run.task.options and "start" not in run.task.options:
+    if "tokenizer" not in run.task.options and "init_from" not in run.task.options:
         raise UserError(f"the task '{run.task.name}' has no tokenizer, so there are no tokens to prepare")
 
 

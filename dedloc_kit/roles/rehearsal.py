@@ -146,7 +146,7 @@ def _going_on(
     """Read the model that the run goes on from, and measure it as the run will begin with it."""
     if (made := task.vocabulary_transfer()) is None:
         return None
-    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
+    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['init_from']))}"))
 
     def measured(task: Task) -> dict[str, float] | None:
         model = task.first_model()

@@ -9,7 +9,7 @@ import pytest
 
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.events import Peers, PeerSeen
-from dedloc_kit.ledger import Conviction, Ledger
+from dedloc_kit.ledger import Conviction, Ledger, SuiteScore
 from dedloc_kit.records.evaluation import Continuation, Drawing, Evaluation, FillMask, Neighbour, Neighbours, Picture
 from dedloc_kit.records.orders import Announcement, Checks
 from dedloc_kit.records.steps import AbsentRow, Contribution, GlobalStep, LeftOut
@@ -118,6 +118,15 @@ def write_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.record_presence(EVERYONE.peers)
     ledger.record_trouble("failed", "2 of 9 peers left in the middle; it was held again", step=STEPS - 3)
     ledger.record_trouble("rejected", f"a record of an unknown key, which calls itself {MARKUP}")
+    ledger.record_suites(
+        SuiteScore(metric, model, step, now, 900, mean, 0.015)
+        for metric, model, step, mean in (
+            ("accuracy of belebele_ben_Beng", "", 20, 0.27),
+            ("accuracy of belebele_ben_Beng", "", 40, 0.29),
+            ("accuracy of belebele_ben_Beng", MARKUP, 0, 0.5),
+            ("perplexity per word of near", "", 20, 41.5),
+        )
+    )
     ledger.record_convictions(CONVICTIONS)
     ledger.record_convictions(CONVICTIONS[:2])
     ledger.close()

@@ -516,6 +516,22 @@ def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> 
 
 
 @pytest.mark.soak
+def test_scores_by_suites_stand_beside_those_of_published_models(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    rows = page.get_by_role("region", name="Scores by standard suites").locator("tbody tr")
+    expect(rows).to_have_text(
+        [
+            "accuracy of belebele_ben_Beng, 900 questionsthis one, at step 2027.0 ± 1.5",
+            "this one, at step 4029.0 ± 1.5",
+            f"{MARKUP}50.0 ± 1.5",
+            "perplexity per word of near, 900 questionsthis one, at step 2041.500 ± 0.015",
+        ]
+    )
+    assert rows.nth(2).locator("meter").evaluate("meter => meter.value") == 0.5
+    expect(rows.nth(3).locator("meter")).to_have_count(0)
+
+
+@pytest.mark.soak
 def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for step in (0, 20, 40):

@@ -22,7 +22,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
-from dedloc_kit.ledger import Ledger, StartPoint
+from dedloc_kit.ledger import Ledger, StartPoint, SuiteScore
 from dedloc_kit.records.evaluation import Evaluation, FillMask
 from dedloc_kit.records.invitation import Invitation, Refusal
 from dedloc_kit.records.orders import Announcement, Decay
@@ -331,6 +331,19 @@ def test_since_when_a_run_beats_the_model_that_it_goes_on_from_is_told(dashboard
     assert [each["better_since"] for each in told] == [10, None, 30, 30], "as good is not better, and it must last"
     ledger.record_start(None)
     assert state_of(dashboard)["start"] is None
+
+
+def test_scores_by_suites_are_told_beside_those_of_published_models(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    assert state_of(dashboard)["suites"] == []
+    name = "accuracy of belebele_ukr_Cyrl"
+    ledger.record_suites([SuiteScore(name, "them/other", 0, 1.0, 900, 0.4, 0.016)])
+    other = {"model": "them/other", "mean": 0.4, "spread": 0.016}
+    alone = {"metric": name, "questions": 900, "first": None, "last": None, "references": [other]}
+    assert state_of(dashboard)["suites"] == [alone]
+    ledger.record_suites([SuiteScore(name, "", step, 1.0, 900, step / 100, None) for step in (10, 20, 30)])
+    first, last = ({"step": step, "mean": step / 100, "spread": None} for step in (10, 30))
+    assert state_of(dashboard)["suites"] == [{**alone, "first": first, "last": last}]
 
 
 def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dedloc_kit.export.scores import reports, table
 from dedloc_kit.learning.evaluate.likelihood import evaluate
-from dedloc_kit.learning.evaluate.report import Report, Row
+from dedloc_kit.learning.evaluate.report import Report, Row, SuitesReport
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import LikelihoodSettings
 from tests.export.test_model_card import card
@@ -80,3 +80,22 @@ def test_a_file_that_is_no_such_result_is_left_out(tmp_path: Path, content: str)
     (tmp_path / "evaluation.json").write_text(content)
     assert reports(tmp_path) == []
     assert "## What it has learned" not in card(scores=reports(tmp_path))
+
+
+def test_each_suite_has_a_table_in_the_card(tmp_path: Path) -> None:
+    suites = [
+        Report(
+            checkpoint="runs/ours",
+            samples={"questions": 900},
+            metric=f"accuracy of {name}",
+            over="questions",
+            trained=Row(mean=mean, spread=0.015),
+            against={"them/other": Row(mean=0.25, spread=0.014)},
+        )
+        for name, mean in (("belebele_ukr_Cyrl", 0.3), ("multiblimp_ukr", 0.75))
+    ]
+    (tmp_path / "evaluation-suites.json").write_text(SuitesReport(suites=tuple(suites)).as_json())
+    text = card(scores=reports(tmp_path))
+    assert "<th>accuracy of belebele_ukr_Cyrl in %</th>" in text
+    assert "<tr><td>this model</td><td>75.00</td><td>1.50</td></tr>" in text
+    assert "ours, on 900 questions." in text

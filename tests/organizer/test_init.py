@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixtur
     told = []
     for name, more in (("ours", []), ("theirs", ["--evaluation", "a/b"])):
         assert main(["init", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
-        assert load_run(Path(f"{name}/run.toml")).task.options["start"] == start
+        assert load_run(Path(f"{name}/run.toml")).task.options["init_from"] == start
         told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     assert [line.partition("    #")[0] for line in told] == [
         "dedloc prepare tokenizer ours/run.toml",
@@ -162,7 +162,7 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
         (("--recipe", "sahajbert", "--dataset", "a/b:c:d:e"), "'a/b:c:d:e' is no dataset"),
         (("--recipe", "sahajbert", "--dataset", "a/b=0"), "weight"),
         (("--recipe", "sahajbert", "--dataset", "a/b:c=77%"), "'a/b:c=77%' is no dataset"),
-        (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengali"), "ISO 639"),
+        (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengalli"), "the nearest are Bengali (bn)"),
         (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
         (("--recipe", "continue", *WIKIPEDIA, "--start", "owner/model"), "'owner/model' names no commit of a model"),
         (("--recipe", "text-to-image", "--dataset", "a/b", "--evaluation", "a/b"), "leave --evaluation out"),
@@ -186,7 +186,7 @@ def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_agai
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter(
-        ["sahajbert", "For Assamese.", "Assamese", "as", "a/b:c=40%", "a/b:c=0.4", "d/e=0.6", "", "no", "a/b::test"]
+        ["sahajbert", "For Assamese.", "Asamese", "as", "a/b:c=40%", "a/b:c=0.4", "d/e=0.6", "", "no", "a/b::test"]
     )
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
@@ -211,10 +211,26 @@ def test_who_is_asked_which_model_it_is_to_be_is_told_what_each_is_for(
     said = capsys.readouterr().out
     assert "continue     go on from a model that exists" in said
     assert "gpt          a model that writes" in said
-    assert load_run(Path("our-run/run.toml")).task.options["start"] == start
+    assert load_run(Path("our-run/run.toml")).task.options["init_from"] == start
 
 
 def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     assert main(["init", "our-run", "--recipe", "sahajbert", *WIKIPEDIA]) == 0
+
+
+def test_who_names_no_data_in_a_terminal_gets_that_of_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["gpt", "For all.", "Swahili", "", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    assert main(["init", "our-run"]) == 0
+    assert [each.subset for each in load_run(Path("our-run/run.toml")).data.train] == [
+        *("swh_Latn", "20231101.sw", "swh_Latn")
+    ]
+
+
+def test_who_names_a_language_alone_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    assert main(["init", "our-run", "--language", "sw"]) == 0

@@ -125,11 +125,11 @@ def test_the_kit_brings_a_text_of_documents_of_sentences_to_train_on_and_to_hold
 def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shipped: Path, tmp_path: Path) -> None:
     (shipped / "corpus.txt").rename(shipped / "data.txt")
     text = (shipped / "run.toml").read_text(encoding="utf-8")
-    (shipped / "run.toml").write_text(text.replace("[task]", '[task]\nstart = "./start"'))
+    (shipped / "run.toml").write_text(text.replace("[task]", '[task]\ninit_from = "./start"'))
     with pytest.raises(UserError, match=r"goes on from a model in .*start; make it as .*README\.md says"):
         prepare_demo("recipe", tmp_path / "demo")
     (shipped / "start").mkdir()
-    assert prepare_demo("recipe", tmp_path / "demo").task.options["start"] == str(shipped / "start")
+    assert prepare_demo("recipe", tmp_path / "demo").task.options["init_from"] == str(shipped / "start")
 
 
 def test_a_demo_whose_codes_are_not_here_says_where_it_is_told_how_to_make_them(shipped: Path, tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from dedloc_kit.cli.options import add_device, positive, run_of
 from dedloc_kit.config.section import Section
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.evaluate.report import Report
-from dedloc_kit.learning.evaluate.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
+from dedloc_kit.learning.evaluate.settings import (
+    DATASETS,
+    LikelihoodSettings,
+    ProbeSettings,
+    Settings,
+    SuiteSettings,
+)
 from dedloc_kit.validation import describe
 
 if TYPE_CHECKING:
@@ -27,10 +33,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "with several seeds, by the bits per byte of held-out text (of masked models: of hidden words), or by how "
         "often the right one of two sentences is the likelier one; the mean and the spread (the standard deviation "
         "over the seeds, or over ten parts of the samples). Of a run on pictures: tell the classes of its "
-        "held-out pictures by nearest neighbours and by linear classifiers, which learn from its training pictures."
+        "held-out pictures by nearest neighbours and by linear classifiers, which learn from its training pictures. "
+        "With --suite: by standard suites of questions, as lm-evaluation-harness scores them."
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a model's folder, OWNER/NAME on the Hub, or *.safetensors; with --suite also a run's folder",
     )
     parser.add_argument(
         "--against",
@@ -40,6 +49,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="score these in the same way beside it",
     )
+    parser.add_argument(
+        "--suite",
+        action="append",
+        metavar="NAME",
+        help="score it by this suite: belebele, multiblimp, global_mmlu, or a task of your own, FILE.yaml; may be "
+        "given several times; needs lm-evaluation-harness, pip install 'dedloc_kit[suites]'",
+    )
+    parser.add_argument("--language", metavar="CODE", help="of the suites, by ISO 639: uk, ukr or ukr_Cyrl")
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run: as it was launched")
     parser.add_argument(
@@ -57,7 +74,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, hin in MultiBLiMP")
     parser.add_argument("--column", metavar="NAME", help="of the words, the text or the right sentence")
     parser.add_argument("--label-column", metavar="NAME", help="of the tags, the classes or the wrong sentence")
-    parser.add_argument("--samples", type=positive, metavar="N", help="documents or pairs; default: 200, or 1,000")
+    parser.add_argument(
+        "--samples", type=positive, metavar="N", help="documents, pairs or questions; default: 200, 1,000, all"
+    )
     parser.add_argument(
         "--words", type=positive, metavar="N", help=f"of the text, for masked models; default: {likelihood.words:,}"
     )
@@ -66,7 +85,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--epochs", type=positive, metavar="N", help=f"default: {_defaults('epochs')}")
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {_defaults('learning_rate')}")
-    parser.add_argument("--batch", type=positive, metavar="N", help=f"default: {_defaults('batch')}")
+    parser.add_argument(
+        "--batch",
+        type=positive,
+        metavar="N",
+        help=f"default: {_defaults('batch')}, of suites {SuiteSettings(suite=('',)).batch}",
+    )
     parser.add_argument(
         "--max-length",
         type=positive,
@@ -87,10 +111,20 @@ def _defaults(key: str) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    kinds: list[type[Section]] = [Settings, LikelihoodSettings, ProbeSettings]
+    kinds: list[type[Section]] = [Settings, LikelihoodSettings, ProbeSettings, SuiteSettings]
     known = {key for kind in kinds for key in kind.model_fields}
     given = {key: value for key, value in vars(options).items() if key in known and value is not None}
     trained = run_of(options) if options.run else None
+    if options.suite is not None:
+        from dedloc_kit.export.suites import evaluate_suites
+
+        if options.baseline:
+            given["baseline"] = True
+        asking = _valid(SuiteSettings, {**given, "suite": tuple(options.suite)}, "is not for --suite; leave it out")
+        evaluate_suites([options.checkpoint, *options.against], asking, _session(options), trained)
+        return
+    if options.language is not None:
+        raise UserError("--language is for --suite; name a suite as well, such as --suite belebele")
     if trained is not None:
         from dedloc_kit.learning.task import create_task
 

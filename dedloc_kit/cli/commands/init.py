@@ -8,7 +8,8 @@ from dedloc_kit.display.console import Console
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a folder with run.toml, coordinator.toml (how this machine leads it), a page for the community and the "
-        "notebooks. Without --recipe and --dataset it asks, in a terminal."
+        "notebooks. --language alone is enough: it says what to train on, and how large a model that carries. Without "
+        "it and --dataset this asks, in a terminal."
     )
     parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
     parser.add_argument(
@@ -27,7 +28,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
     )
     parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
-    parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
+    parser.add_argument(
+        "--language",
+        action="append",
+        metavar="LANGUAGE",
+        help="ISO 639 code or English name, such as sw or Swahili; again, or after a comma, for each further one. "
+        "Without --dataset the run learns from FineWeb-2, Wikipedia and HPLT; default: the recipe's",
+    )
     parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
 
 
@@ -39,12 +46,12 @@ def run(options: argparse.Namespace) -> None:
         options.recipe,
         options.dataset,
         options.evaluation,
-        options.language,
+        None if options.language is None else ",".join(options.language),
         options.about,
         options.start,
     )
-    folder = init(plan)
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    folder = init(plan, tell=console.print)
     console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
     for command in next_commands(folder):
         console.print(f"  {command}")

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger, Person, UnreadyLedger
+from dedloc_kit.ledger import Ledger, Person, SuiteScore, UnreadyLedger
 from dedloc_kit.records.steps import GlobalStep
 
 PACE_STEPS = 20
 """The usual time of a global step is that of so many."""
+MAX_SUITES = 20
+"""That are shown."""
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,6 +114,7 @@ _NOTHING: dict[str, Any] = {
     "loss": None,
     "evaluation": None,
     "start": None,
+    "suites": [],
     "seconds_per_step": None,
     "last_step_time": None,
     "contributor_count": 0,
@@ -127,6 +130,7 @@ def _summed_up(ledger: Ledger, people: list[Person], recent: list[GlobalStep]) -
         "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
         "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,
         "start": _start(ledger),
+        "suites": _suites(ledger.suites()),
         "seconds_per_step": _pace(recent),
         "last_step_time": recent[-1].time if recent else None,
         "contributor_count": len(people),
@@ -139,6 +143,18 @@ def _start(ledger: Ledger) -> dict[str, Any] | None:
     if start is None:
         return None
     return {"model": start.model, "loss": start.loss, "better_since": ledger.below_since(start.loss)}
+
+
+def _suites(scores: list[SuiteScore]) -> list[dict[str, Any]]:
+    """Of each suite the first and the last score of the run's own model, and those of others."""
+    found = []
+    for metric, group in itertools.groupby(scores, key=lambda score: score.metric):
+        each = list(group)
+        own = [score for score in each if not score.model]
+        ends = {"first": asdict(own[0]), "last": asdict(own[-1])} if own else {"first": None, "last": None}
+        others = [asdict(score) for score in each if score.model]
+        found.append({"metric": metric, "questions": each[-1].questions, **ends, "references": others})
+    return found[:MAX_SUITES]
 
 
 def _pace(steps: list[GlobalStep]) -> float | None:

@@ -86,8 +86,10 @@ class Pretrained:
         self._check([name for name in missing if name.startswith(prefix) and _ADDED not in name], "the encoder")
         return model
 
-    def language_model(self) -> torch.nn.Module:
+    def language_model(self, dtype: torch.dtype | Literal["auto"] = torch.float32) -> torch.nn.Module:
         """The model with the output layer that it was trained with, on the CPU.
+
+        :param dtype: auto: as its weights are stored
 
         Raises UserError if it predicts no tokens, if weights are missing, or if they are not stored as safetensors.
         """
@@ -99,15 +101,18 @@ class Pretrained:
                 f"{self.where} predicts no tokens (its config.json names {names}); name a causal or masked language "
                 "model, saved with its output layer"
             )
-        model, missing = self._load(AutoModelForCausalLM if self.kind == "causal" else AutoModelForMaskedLM)
+        head = AutoModelForCausalLM if self.kind == "causal" else AutoModelForMaskedLM
+        model, missing = self._load(head, dtype=dtype)
         self._check([name for name in missing if _ADDED not in name], "the model")
         return model
 
-    def _load(self, head: Any, config: Any = None) -> tuple[torch.nn.Module, list[str]]:
+    def _load(
+        self, head: Any, config: Any = None, dtype: torch.dtype | Literal["auto"] = torch.float32
+    ) -> tuple[torch.nn.Module, list[str]]:
         """The model, and the names of weights that its folder lacks."""
         try:
             own = config if config is not None else self.config
-            return load_weights(head, self.where, config=own, dtype=torch.float32)
+            return load_weights(head, self.where, config=own, dtype=dtype)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"the model in {self.where} cannot be loaded ({one_line(error)}); save it again") from None
 

@@ -1,13 +1,14 @@
 """The result of an evaluation of any kind: one form for the terminal, the JSON file and the model card."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, computed_field
 
-_BITS = "bits per byte"
-"""Begins the only metric of which less is better, and which is no share of one."""
+_BITS = ("bits per byte", "perplexity")
+"""Begin the metrics of which less is better, and which are no share of one."""
 
 
 def shown(score: float | None, metric: str) -> str:
@@ -26,7 +27,7 @@ class Scores(BaseModel):
     """One for each seed or part of the samples."""
     mean: float
     spread: float | None = None
-    """The sample standard deviation; none for a single score."""
+    """The sample standard deviation, of questions the standard error of the mean; none for a single score."""
 
     @classmethod
     def of(cls, scores: Sequence[float], **fields: Any) -> Self:
@@ -58,8 +59,8 @@ class Report(BaseModel):
     samples: dict[str, int]
     """How many there are, by what they are."""
     metric: str
-    over: Literal["seeds", "parts of the samples"] = "seeds"
-    """What each of a row's scores is for."""
+    over: Literal["seeds", "parts of the samples", "questions"] = "seeds"
+    """What each of a row's scores is for; those of questions are too many to be kept."""
     trained: Row
     """The checkpoint."""
     random: Row | None = None
@@ -94,6 +95,10 @@ class Report(BaseModel):
             by = f"{difference:+.4f}" if self._bits else f"{100 * difference:+.2f} points"
             ahead = sum(sign * (our - their) > 0 for our, their in zip(ours.scores, row.scores, strict=True))
             better = "better" if sign * difference > 0 else "no better"
+            if self.over == "questions":
+                within = abs(difference) <= 2 * math.hypot(ours.spread or 0.0, row.spread or 0.0)
+                lines.append(f"against {name}: {by}, {'no clear difference' if within else better} ({self.metric})")
+                continue
             lines.append(f"against {name}: {by}, {better} (ahead in {ahead} of {len(ours.scores)} {self.over})")
         return lines
 
@@ -116,3 +121,25 @@ class Report(BaseModel):
         if self.over == "seeds":
             cells |= {f"seed {number}": self.shown(score) for number, score in enumerate(row.scores, start=1)}
         return cells
+
+
+class SuitesReport(BaseModel):
+    """The scores by several standard suites."""
+
+    model_config = ConfigDict(frozen=True)
+
+    suites: tuple[Report, ...] = Field(min_length=1)
+    """Of the same models."""
+
+    def table(self) -> list[dict[str, str]]:
+        """Format a row for each model, with a column for each suite: the mean, and its standard error."""
+        names = [name for name, _ in self.suites[0].rows]
+        rows = [{"model": name} for name in names]
+        for suite in self.suites:
+            for cells, (_, row) in zip(rows, suite.rows, strict=True):
+                cells[suite.heading] = f"{suite.shown(row.mean)} ± {suite.shown(row.spread)}"
+        return rows
+
+    def comparisons(self) -> list[str]:
+        """Compare the first model with each other one, in a line for each suite."""
+        return [line for suite in self.suites for line in suite.comparisons()]

@@ -1,6 +1,6 @@
 """One evaluation at the terminal: the device that computes, a bar while it goes on, and the result at the end."""
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -8,8 +8,10 @@ from rich.text import Text
 
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.display.console import print_json
-from dedloc_kit.learning.evaluate.report import Report
+from dedloc_kit.learning.evaluate.report import Report, SuitesReport
 from dedloc_kit.learning.train.computing.device import describe_device, half_precision, pick_device, set_threads
+
+Finished = TypeVar("Finished", Report, SuitesReport)
 
 
 class Session(BarDisplay):
@@ -56,7 +58,7 @@ class Session(BarDisplay):
         """One more step is done, in this epoch of the fine-tuning of that name."""
         self._bar.update(self._task, description=f"{name}, epoch {epoch} of {epochs}, loss {loss:.3f}", advance=1)
 
-    def finish(self, report: Report) -> Report:
+    def finish(self, report: Finished) -> Finished:
         """Show the result."""
         rows = report.table()
         table = Table(*rows[0])

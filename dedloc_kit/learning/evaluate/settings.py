@@ -61,6 +61,19 @@ class LikelihoodSettings(Section):
         return self
 
 
+class SuiteSettings(Section):
+    """One evaluation by standard suites, with lm-evaluation-harness: its scores, and those of `lm_eval` itself."""
+
+    suite: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names, such as belebele, and files of tasks, `*.yaml`."""
+    language: str | None = None
+    """Of the suites that have names: a code of ISO 639."""
+    samples: PositiveInt | None = None
+    """At most so many questions of each task, the first ones; by default all."""
+    batch: PositiveInt = 8
+    """Rows that the model takes at once."""
+
+
 class ProbeSettings(Section):
     """One evaluation of features. The same settings and checkpoint give the same scores on the same machine."""
 

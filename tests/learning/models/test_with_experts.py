@@ -143,8 +143,8 @@ def test_layers_that_share_weights_have_no_experts(folder: Path) -> None:
 def test_a_model_that_goes_on_from_another_has_no_experts(folder: Path) -> None:
     task: Any = create_task(mixed(text_run(folder, "causal")))
     assert task.unsupported("experts") == ""
-    task.options = task.options.model_copy(update={"start": "a/b"})
-    assert task.unsupported("experts").endswith("remove the start")
+    task.options = task.options.model_copy(update={"init_from": "a/b"})
+    assert task.unsupported("experts").endswith("remove one of them")
 
 
 def test_an_architecture_whose_layers_have_no_feed_forward_network_of_their_own_is_refused(folder: Path) -> None:

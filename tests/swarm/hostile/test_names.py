@@ -85,7 +85,7 @@ def test_an_invitation_that_names_files_is_refused_wherever_it_names_them(diary:
         ({}, {"train": [source, {"dataset": name}]}),
         ({}, {"evaluation": {"dataset": name}}),
         ({"tokenizer": name}, {}),
-        ({"start": name}, {}),
+        ({"init_from": name}, {}),
         ({"pictures": {"model": name}}, {}),
     ]
     for task, data in places:
@@ -213,7 +213,7 @@ def test_a_served_model_is_on_the_hub_or_with_other_servers_and_in_no_folder(dia
 
 
 LOCAL: dict[str, Any] = {
-    "task": {"tokenizer": "us/words", "start": "/home/asha/start", "pictures": {"model": "/home/asha/pictures"}},
+    "task": {"tokenizer": "us/words", "init_from": "/home/asha/start", "pictures": {"model": "/home/asha/pictures"}},
     "train": [{"dataset": "us/texts"}],
     "decay": [{"dataset": "/home/asha/better"}],
     "evaluation": {"dataset": "/home/asha/held-out.txt"},

@@ -10,6 +10,7 @@ import { batchPanel } from "./batch.js";
 import { curve } from "./curve.js";
 import { joinPanel } from "./join.js";
 import { saidPanel } from "./said.js";
+import { suitesPanel } from "./suites.js";
 
 const TASKS = {
   albert: "ALBERT",
@@ -39,6 +40,7 @@ export async function show(root, { signal }) {
   const notice = noticePanel();
   const learned = curve(signal);
   const said = saidPanel(signal);
+  const suites = suitesPanel();
   const news = section("From the coordinator", build("ul", { class: "news" }));
 
   root.append(
@@ -52,7 +54,7 @@ export async function show(root, { signal }) {
       planned,
       batch.element,
     ),
-    build("div", { class: "page" }, banner.element, learned.element, said.element, news.section),
+    build("div", { class: "page" }, banner.element, learned.element, said.element, suites.element, news.section),
   );
 
   function update() {
@@ -71,6 +73,7 @@ export async function show(root, { signal }) {
     banner.update(state.announcement);
     join.update(state);
     said.update(state);
+    suites.update(state);
     notice.update(state);
     showNews(news, state.notices);
   }
