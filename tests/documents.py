@@ -1,4 +1,4 @@
-"""The documents as tests read them: their commands, their blocks, their links."""
+"""The documents as tests read them: their commands and their blocks."""
 
 import re
 import shlex
@@ -16,7 +16,6 @@ PAGES = sorted(
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPED = re.compile(r"^(?:sudo -u dedloc \S+/|docker exec dedloc )?dedloc (.*)")
 _INLINE = re.compile(r"`dedloc ([^`]+)`")
-_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -46,17 +45,6 @@ def documented(page: Path, command: str, changes: Mapping[str, str]) -> list[str
     for there, here in changes.items():
         found = [word.replace(there, here) for word in found]
     return found
-
-
-def links(page: Path) -> list[str]:
-    """What the page leads to within the repository."""
-    return [target for target in _LINK.findall(prose(page)) if not re.match(r"[a-z]+:", target)]
-
-
-def anchors(page: Path) -> set[str]:
-    """Of the page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def prose(page: Path) -> str:

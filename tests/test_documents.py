@@ -1,4 +1,4 @@
-"""The documents are true as far as a program can tell: commands and TOML are accepted, links lead somewhere."""
+"""What the documents offer to copy is accepted: each command, each block of TOML. And they keep to their lengths."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from dedloc_kit.config.coordinator import COORDINATOR_FILE, settings_beside
 from dedloc_kit.config.loading import load_run
 from dedloc_kit.learning.task import parse_options, task_class
 from dedloc_kit.resources import recipe
-from tests.documents import DOCS, PAGES, REFERENCE, ROOT, anchors, blocks, commands, inline_commands, links, words
+from tests.documents import DOCS, PAGES, REFERENCE, ROOT, blocks, commands, inline_commands, words
 
 MOST_IN_README = 900
 MOST_IN_DOCS = 14_000
@@ -66,7 +66,7 @@ def test_every_command_of_a_page_is_one_that_can_be_given(page: Path) -> None:
 
 def test_there_are_commands_to_be_tested() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
-    assert sum(len(inline_commands(page)) for page in PAGES) > 80
+    assert sum(len(inline_commands(page)) for page in PAGES) > 60
 
 
 def test_arguments_stand_in_the_order_that_the_command_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,15 +90,6 @@ def test_every_toml_block_is_accepted(changes: list[str], text: str, tmp_path: P
     (tmp_path / "changes.toml").write_text(text, encoding="utf-8")
     run = load_run(recipe(*changes or ["sahajbert"]) / "run.toml", tmp_path / "changes.toml")
     parse_options(run, task_class(run.task.name).Options)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_something(page: Path) -> None:
-    for link in links(page):
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_documents_keep_to_their_lengths() -> None:
