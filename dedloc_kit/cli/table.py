@@ -19,6 +19,12 @@ class Command:
 
 _PREPARE = (
     Command(
+        "corpus",
+        "clean a run's text: no copies, one language, no held-out text",
+        "our-bert/run.toml --language bn",
+        "prepare.corpus",
+    ),
+    Command(
         "tokens", "write a run's training data as token ids", "our-bert/run.toml --push OWNER/NAME", "prepare.tokens"
     ),
     Command("tokenizer", "train the tokenizer that a run names", "our-bert/run.toml", "prepare.tokenizer"),

@@ -1,5 +1,6 @@
 """A source of texts as token shards: read and tokenized once, in bounded memory, and resumed where it stopped."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, RootModel, ValidationError
@@ -24,6 +26,7 @@ from dedloc_kit.learning.data.text.token_shards import FILE_TOKENS, shard_path, 
 from dedloc_kit.learning.data.text.tokens import Document
 
 _PROGRESS = "progress.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -37,22 +40,31 @@ class Sizes:
     """What is tokenized and shuffled together: texts that have so many characters, or are so many."""
 
 
-class Progress(BaseModel):
-    """How much of a source is prepared: everything before a row of a file."""
+class Reached(BaseModel):
+    """How much of a source is read: everything before a row of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     identity: str
-    """Digest of what the token ids follow from."""
+    """Digest of all that the result depends on."""
     file: NonNegativeInt = 0
     row: NonNegativeInt = 0
-    shards: NonNegativeInt = 0
     documents: NonNegativeInt = 0
-    tokens: NonNegativeInt = 0
+    """That are written."""
     bad_rows: NonNegativeInt = 0
     lost: dict[str, str] = {}
     """Files that could not be read, or not to their end, with the reason."""
     done: bool = False
+
+
+class Progress(Reached):
+    """How much of a source is prepared as token shards."""
+
+    shards: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+
+
+Kind = TypeVar("Kind", bound=Reached)
 
 
 @dataclass(frozen=True)
@@ -67,28 +79,32 @@ class Tokenizer:
     """Tokens."""
 
 
-class Workplace:
+class Workplace(Generic[Kind]):
     """The folder in which shards are written, and the progress of each source in it.
 
     :param folder: each source has a subfolder of its name
+    :param kind: of the progress
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[Kind]) -> None:
         self.folder = folder
+        self._kind = kind
+        self._sources: dict[str, Kind] = {}
         try:
             text = (folder / _PROGRESS).read_text(encoding="utf-8")
-            self._sources = RootModel[dict[str, Progress]].model_validate_json(text).root
+            found = RootModel[dict[str, Any]].model_validate_json(text).root
+            self._sources = {name: kind.model_validate(each) for name, each in found.items()}
         except (OSError, ValidationError):
-            self._sources = {}
+            pass
 
-    def progress(self, name: str, identity: str) -> Progress:
+    def progress(self, name: str, identity: str) -> Kind:
         """Of a source; from the beginning if its subfolder is missing or was made of something else."""
         known = self._sources.get(name)
         if known is not None and known.identity == identity and (self.folder / name).is_dir():
             return known
         shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / name).mkdir()
-        return Progress(identity=identity)
+        return self._kind(identity=identity)
 
     def keep(self, names: Iterable[str]) -> None:
         """Remove what was made of all other sources."""
@@ -96,19 +112,20 @@ class Workplace:
             if folder.is_dir():
                 shutil.rmtree(folder)
 
-    def save(self, name: str, progress: Progress) -> None:
+    def save(self, name: str, progress: Kind) -> None:
         self._sources[name] = progress
         temporary = self.folder / f"{_PROGRESS}.partial"
-        temporary.write_text(RootModel[dict[str, Progress]](self._sources).model_dump_json(), encoding="utf-8")
+        text = RootModel[dict[str, Any]](self._sources).model_dump_json()
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, self.folder / _PROGRESS)
 
 
 @contextmanager
-def workplace(folder: Path) -> Iterator[Workplace]:
+def workplace(folder: Path, kind: type[Kind]) -> Iterator[Workplace[Kind]]:
     """A folder `NAME.partial` beside `folder`, which becomes `folder` when the block ends without an error.
 
-    After an error it stays, for the next attempt. Raises UserError if `folder` exists and is not empty, or if another
-    process prepares it.
+    After an error it stays, for the next attempt. Raises UserError if `folder` exists and is not empty, if another
+    process prepares it, or if the disk is full.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; remove it or choose another folder")
@@ -117,18 +134,25 @@ def workplace(folder: Path) -> Iterator[Workplace]:
     lock = os.open(partial, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        work = Workplace(partial)
+        work = Workplace(partial, kind)
         yield work
         (partial / _PROGRESS).unlink(missing_ok=True)
         os.replace(partial, folder)
     except BlockingIOError:
         raise UserError(f"another process writes to {partial}; wait until it is done") from None
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UserError(
+            f"the disk of {partial} is full; make room there, then give the same command again: it goes on from what "
+            "is written"
+        ) from None
     finally:
         os.close(lock)
 
 
 def prepare_source(
-    source: Source, tokenizer: Tokenizer, work: Workplace, name: str, warn: Warn, sizes: Sizes = Sizes()
+    source: Source, tokenizer: Tokenizer, work: Workplace[Progress], name: str, warn: Warn, sizes: Sizes = Sizes()
 ) -> Progress:
     """Write all of a source's texts as token shards to the subfolder `name`, from where an earlier attempt stopped.
 
@@ -140,31 +164,24 @@ def prepare_source(
     until then is kept.
     """
     files = find_shards(source, warn)
-    identity = _identity(source, tokenizer, files)
+    identity = identity_of(source, tokenizer.hash, files)
     progress = work.progress(name, identity)
     if progress.done:
         return progress
     if progress.shards:
         warn(f"{name}: going on after {progress.tokens:,} tokens that are written")
     losses = Losses(source.dataset, len(files), warn)
-    rows = _Rows(source, files, progress, losses, warn, sizes)
+    rows = Rows(source, files, progress, losses, warn, sizes)
     while not rows.over:
         documents = _documents(rows, tokenizer, seed_of(identity, progress.shards), sizes.file)
         path = shard_path(work.folder / name, progress.shards)
         written = write_token_shard(documents, path, tokenizer.hash, tokenizer.vocabulary)
-        lost = {path: one_line(error) for path, error in losses.unreadable.items()}
-        progress = progress.model_copy(
-            update={
-                "file": rows.file,
-                "row": rows.row,
-                "shards": progress.shards + bool(written.documents),
-                "documents": progress.documents + written.documents,
-                "tokens": progress.tokens + written.tokens,
-                "bad_rows": rows.bad_before + losses.bad_rows,
-                "lost": progress.lost | lost,
-                "done": rows.over,
-            }
-        )
+        made = {
+            "shards": progress.shards + bool(written.documents),
+            "documents": progress.documents + written.documents,
+            "tokens": progress.tokens + written.tokens,
+        }
+        progress = progress.model_copy(update=made | rows.reached(progress))
         if progress.documents:
             work.save(name, progress)
     if not progress.documents:
@@ -172,9 +189,12 @@ def prepare_source(
     return progress
 
 
-def _identity(source: Source, tokenizer: Tokenizer, files: Sequence[Shard]) -> str:
-    """Names what shards follow from: a file of this machine that changes makes others."""
-    parts = [source.model_dump_json(exclude={"weight"}), tokenizer.hash]
+def identity_of(source: Source, maker: str, files: Sequence[Shard]) -> str:
+    """Names what shards follow from: a file of this machine that changes makes others.
+
+    :param maker: what makes them of the source
+    """
+    parts = [source.model_dump_json(exclude={"weight"}), maker]
     for file in files:
         parts.append(file.path)
         if "://" not in file.path:
@@ -183,7 +203,7 @@ def _identity(source: Source, tokenizer: Tokenizer, files: Sequence[Shard]) -> s
     return sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _documents(rows: "_Rows", tokenizer: Tokenizer, seed: int, size: int) -> Iterator[Document]:
+def _documents(rows: "Rows", tokenizer: Tokenizer, seed: int, size: int) -> Iterator[Document]:
     """Those of one file. It ends with a chunk, so that the place that `rows` has reached says what is left."""
     tokens = chunk = 0
     while tokens < size and not rows.over:
@@ -194,21 +214,36 @@ def _documents(rows: "_Rows", tokenizer: Tokenizer, seed: int, size: int) -> Ite
         chunk += 1
 
 
-class _Rows:
-    """The texts of a source's files, chunk by chunk, and the place that they have reached."""
+class Rows:
+    """The texts of a source's files, chunk by chunk, and the place that they have reached.
+
+    A bad row is left out, and so is what follows the place where a file cannot be read.
+    """
 
     def __init__(
-        self, source: Source, files: Sequence[Shard], begin: Progress, losses: Losses, warn: Warn, sizes: Sizes
+        self, source: Source, files: Sequence[Shard], begin: Reached, losses: Losses, warn: Warn, sizes: Sizes
     ) -> None:
         self.file, self.row = begin.file, begin.row
         """So many files are read, and of the next one so many rows."""
         self.over = False
-        self.bad_before = begin.bad_rows
+        self._bad_before = begin.bad_rows
         self._any = begin.documents > 0
         self._source, self._files, self._losses, self._warn, self._sizes = source, files, losses, warn, sizes
         self._texts = self._all()
 
+    def reached(self, before: Reached) -> dict[str, Any]:
+        """What of a progress follows from the place; the rest of `before` stays."""
+        lost = {path: one_line(error) for path, error in self._losses.unreadable.items()}
+        return {
+            "file": self.file,
+            "row": self.row,
+            "bad_rows": self._bad_before + self._losses.bad_rows,
+            "lost": before.lost | lost,
+            "done": self.over,
+        }
+
     def chunk(self) -> Iterator[str]:
+        """The next texts, in all about as many characters as `sizes` says; then the place is behind them."""
         characters = number = 0
         while characters < self._sizes.characters and number < self._sizes.texts:
             text = next(self._texts, None)

@@ -16,7 +16,7 @@ from dedloc_kit.hub import HubUnavailable, upload
 
 if TYPE_CHECKING:
     from dedloc_kit.learning.data.text.tokens import Document
-    from dedloc_kit.organizer.prepare_source import Progress
+    from dedloc_kit.organizer.prepare_source import Progress, Reached
 
 
 def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
@@ -28,7 +28,7 @@ def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
     """
     from dedloc_kit.learning.task import create_task
     from dedloc_kit.learning.tasks.text.common import TextTask
-    from dedloc_kit.organizer.prepare_source import Tokenizer, prepare_source, workplace
+    from dedloc_kit.organizer.prepare_source import Progress, Tokenizer, prepare_source, workplace
 
     check_learns_tokens(run)
     task = create_task(run)
@@ -36,9 +36,9 @@ def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
         raise UserError(f"the task '{run.task.name}' reads its data as it is, so there are no tokens to prepare")
     assert isinstance(task, TextTask), "no other one of the package has a tokenizer"
     made = {}
-    with workplace(folder) as work, CountDisplay("documents") as counting:
-        work.keep(name for _, name in _named(run))
-        for source, name in _named(run):
+    with workplace(folder, Progress) as work, CountDisplay("documents") as counting:
+        work.keep(name for _, name in named_sources(run))
+        for source, name in named_sources(run):
 
             def documents(texts: Iterable[str], name: str = name) -> Iterator["Document"]:
                 return counting.each(name, task.texts.documents(texts))
@@ -75,9 +75,12 @@ def push_tokens(folder: Path, repository: str, private: bool = False) -> str:
         ) from None
 
 
-def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
-    """The sections of the run's file that take its training data from there."""
-    names = {_key(source): name for source, name in _named(run)}
+def sources_toml(run: RunConfig, dataset: str, revision: str | None, tokenized: bool = True) -> str:
+    """The sections of the run's file that take its training data from there.
+
+    :param tokenized: the dataset holds token ids, not text
+    """
+    names = {_key(source): name for source, name in named_sources(run)}
     sections = []
     for section, sources in (("data.train", run.data.train), ("data.cooldown", run.data.cooldown)):
         for source in sources:
@@ -85,8 +88,8 @@ def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
                 f"[[{section}]]",
                 f'dataset = "{dataset}"',
                 f'subset = "{names[_key(source)]}"',
-                "tokenized = true",
             ]
+            lines += ["tokenized = true"] if tokenized else []
             lines += [f'revision = "{revision}"'] if revision else []
             lines += [f"weight = {source.weight}"] if source.weight != Source(dataset="any").weight else []
             sections.append("\n".join(lines))
@@ -96,11 +99,16 @@ def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
 def _described(name: str, made: "Progress") -> list[str]:
     """What was made of a source, in lines."""
     left_out = f"; {count(made.bad_rows, 'bad row')} left out" if made.bad_rows else ""
-    lines = [f"{name}: {count(made.documents, 'document')}, {count(made.tokens, 'token')}{left_out}"]
-    if made.lost:
-        lines.append(f"{name}: {count(len(made.lost), 'file')} could not be read, or not to the end:")
-        lines += [f"  {path}: {reason}" for path, reason in made.lost.items()]
-    return lines
+    first = f"{name}: {count(made.documents, 'document')}, {count(made.tokens, 'token')}{left_out}"
+    return [first, *lost_files(name, made)]
+
+
+def lost_files(name: str, reached: "Reached") -> list[str]:
+    """What of a source could not be read, in lines."""
+    if not reached.lost:
+        return []
+    first = f"{name}: {count(len(reached.lost), 'file')} could not be read, or not to the end:"
+    return [first, *(f"  {path}: {reason}" for path, reason in reached.lost.items())]
 
 
 def _key(source: Source) -> tuple[str | None, ...]:
@@ -108,7 +116,7 @@ def _key(source: Source) -> tuple[str | None, ...]:
     return source.dataset, source.subset, source.revision, source.split, source.column
 
 
-def _named(run: RunConfig) -> list[tuple[Source, str]]:
+def named_sources(run: RunConfig) -> list[tuple[Source, str]]:
     """The different sources, each with a name by which viewers know it again: `wikipedia-20231101.bn`."""
     sources = dict[tuple[str | None, ...], Source]()
     for source in (*run.data.train, *run.data.cooldown):

@@ -189,7 +189,7 @@ def test_what_is_interrupted_goes_on_and_ends_with_the_same_shards(
 
     def prepare(name: str, documents: Callable[[Iterable[str]], Iterator[Document]]) -> Progress:
         tokenizer = Tokenizer(documents, task.vocabulary_hash, len(task.tokenizer))
-        with workplace(tmp_path / name) as work:
+        with workplace(tmp_path / name, Progress) as work:
             return prepare_source(source, tokenizer, work, "text", told.append, sizes)
 
     whole = prepare("whole", task.texts.documents)
@@ -211,20 +211,30 @@ def test_what_is_interrupted_goes_on_and_ends_with_the_same_shards(
 def test_text_that_changed_after_an_interruption_is_read_again(run: RunConfig, tmp_path: Path) -> None:
     source, task = written(WORDS, tmp_path / "text.jsonl"), cast(TextTask, create_task(run))
     tokenizer = Tokenizer(task.texts.documents, task.vocabulary_hash, len(task.tokenizer))
-    with suppress(KeyboardInterrupt), workplace(tmp_path / "tokens") as work:
+    with suppress(KeyboardInterrupt), workplace(tmp_path / "tokens", Progress) as work:
         assert prepare_source(source, tokenizer, work, "text", fail).documents == len(WORDS)
         raise KeyboardInterrupt
     written([*WORDS, "and more"], tmp_path / "text.jsonl")
-    with workplace(tmp_path / "tokens") as work:
+    with workplace(tmp_path / "tokens", Progress) as work:
         assert prepare_source(source, tokenizer, work, "text", fail).documents == len(WORDS) + 1
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
-    with workplace(tmp_path / "tokens"), pytest.raises(UserError, match="another process writes to"):
-        workplace(tmp_path / "tokens").__enter__()
+    with workplace(tmp_path / "tokens", Progress), pytest.raises(UserError, match="another process writes to"):
+        workplace(tmp_path / "tokens", Progress).__enter__()
     (tmp_path / "tokens" / "old").touch()
     with pytest.raises(UserError, match="exists already"):
-        workplace(tmp_path / "tokens").__enter__()
+        workplace(tmp_path / "tokens", Progress).__enter__()
+
+
+def test_a_full_disk_is_one_line_and_what_is_written_stays(run: RunConfig, tmp_path: Path) -> None:
+    full = tmp_path / "tokens.partial" / "progress.json.partial"
+    full.parent.mkdir()
+    full.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"^the disk of .*tokens\.partial is full; make room there"):
+        prepare_tokens(run, tmp_path / "tokens")
+    full.unlink()
+    assert prepare_tokens(run, tmp_path / "tokens")["one.parquet"].documents == 40
 
 
 def test_the_command_writes_token_ids_and_says_how_a_run_reads_them(

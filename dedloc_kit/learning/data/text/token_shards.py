@@ -67,23 +67,33 @@ def write_lists(
     :param types: of the numbers in each column
     """
     columns = [(name, pyarrow.list_(pyarrow.from_numpy_dtype(kind))) for name, kind in types.items()]
-    schema, number = pyarrow.schema(columns, metadata=metadata), 0
-    group = next(groups, None)
-    if group is None:
+    schema = pyarrow.schema(columns, metadata=metadata)
+
+    def tables() -> Iterator[pyarrow.Table]:
+        for group in groups:
+            lists = [
+                pyarrow.ListArray.from_arrays(
+                    np.cumsum([0, *map(len, column)], dtype=np.int32), np.concatenate(column).astype(kind)
+                )
+                for kind, column in zip(types.values(), zip(*group, strict=True), strict=True)
+            ]
+            yield pyarrow.Table.from_arrays(lists, schema=schema)
+
+    return write_tables(tables(), path, schema, use_dictionary)
+
+
+def write_tables(tables: Iterator[pyarrow.Table], path: Path, schema: pyarrow.Schema, use_dictionary: bool) -> int:
+    """Write tables to a Parquet file, each as a row group; otherwise as `write_lists`."""
+    number, table = 0, next(tables, None)
+    if table is None:
         return 0
     temporary = path.with_name(f"{path.name}.partial")
     try:
         with parquet.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=use_dictionary) as writer:
-            while group:
-                lists = [
-                    pyarrow.ListArray.from_arrays(
-                        np.cumsum([0, *map(len, column)], dtype=np.int32), np.concatenate(column).astype(kind)
-                    )
-                    for kind, column in zip(types.values(), zip(*group, strict=True), strict=True)
-                ]
-                writer.write_table(pyarrow.Table.from_arrays(lists, schema=schema))
-                number += len(group)
-                group = next(groups, None)
+            while table is not None:
+                writer.write_table(table)
+                number += table.num_rows
+                table = next(tables, None)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
