@@ -264,6 +264,7 @@ def test_no_object_sets_an_attribute_of_one_that_it_holds() -> None:
     of_libraries = {"self._server.should_exit", "self._pause.description", "self._pause.disabled"}
     of_libraries |= {
         "self._leave.disabled",
+        "self._buttons.layout.display",
         "self._send.disabled",
         "self._stop.disabled",
         "self._box.value",

@@ -55,6 +55,9 @@ def give(order: str, folder: Path, what: str) -> str:
             peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
             book.unban(peer, name)
             return f"{_called(peer, name)} may come back"
+        case "checkpoint":  # without waiting for it, as `save_now` does
+            book.checkpoint()
+            return "a checkpoint is written within seconds, if there is none of this global step"
         case _:
             book.announce(what)
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"

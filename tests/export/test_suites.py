@@ -13,7 +13,7 @@ from tests.text_runs import text_run, write_text
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_s_folder_scores_as_its_export_does(tmp_path: Path) -> None:
+def test_a_run_s_folder_scores_as_its_export_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_text(tmp_path)
     led = LedRun(tmp_path / "run", text_run(tmp_path, "causal"))
     led.step(2.0)
@@ -21,9 +21,9 @@ def test_a_run_s_folder_scores_as_its_export_does(tmp_path: Path) -> None:
     assert main(["export", str(led.folder), str(tmp_path / "exported")]) == 0
     found = {}
     for model in (led.folder, tmp_path / "exported", led.folder / "checkpoints" / "step-00000001.safetensors"):
-        words = ["evaluate", str(model), "--suite", "near.yaml", "--json", "out.json", "--device", "cpu"]
-        assert main(words) == 0
-        (report,) = json.loads(Path("out.json").read_text())["suites"]
+        capsys.readouterr()
+        assert main(["evaluate", str(model), "--suite", "near.yaml", "--json", "--device", "cpu"]) == 0
+        (report,) = json.loads(capsys.readouterr().out)["suites"]
         found[model] = report["trained"]["mean"], report["trained"]["spread"]
     best, exported, first = found.values()
     assert best == exported == first
