@@ -4017,7 +4017,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a row that failed is not in the status",
-        "cli/commands/status.py",
+        "notebook/status.py",
         '", ".join(rows + peers)',
         '", ".join(peers)',
         "tests/swarm/hostile/test_terminal.py -k rows_that_failed",
