@@ -6,7 +6,7 @@
 Sixteen peers with two samples each train a tiny ALBERT, seven of them (or `--hostile 1`) are hostile from some step on.
 Everything but the network is the package's: records, weights, codec, error feedback, reducers, optimizer, pledges,
 proofs, audits.
-Defences: `mean` is `trust.aggregate` as it is by default, `clip` is that of the same name; `checks` is `clip` with
+Defences: `mean` is `trust.aggregator` as it is by default, `clip` is that of the same name; `checks` is `clip` with
 `trust.checks`, `mean and checks` the mean with them; `centered` and `median` are other aggregators, with the weights of
 `clip`.
 Whoever is convicted after a step takes part in one more, for a kick takes that long.

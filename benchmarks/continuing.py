@@ -90,7 +90,7 @@ def keep(folder: Path, steps: int, where: Path) -> None:
     print("bits per byte:", *(f"{each:.3f}" for each in curve(task, model, steps)), flush=True)
     where.mkdir(parents=True)
     task.save(model, where, begin=task.begin)
-    print(f'start_sha256 = "{fingerprint(where)}"')
+    print(f'init_from_sha256 = "{fingerprint(where)}"')
 
 
 def measure(folder: Path, steps: int) -> dict[str, list[float]]:

@@ -13,7 +13,7 @@
 - the mixture as the run has it;
 - `dense`: the same run without `[experts]`, whose feed-forward networks have as many channels as the experts that a
   token goes to have together, so that a token costs as many operations (the gates aside);
-- `without the term`: the mixture with `experts.balance = 0`;
+- `without the term`: the mixture with `experts.aux_loss_weight = 0`;
 - `hosts`: the mixture, whose experts are at hosts; tokens and gradients travel in 8 bits (`lib/simulated_hosts.py`);
 - `slow`, `slower`: the same with 300 ms, or a second, added to each call, and one call in ten never answered.
 
@@ -114,9 +114,9 @@ def ways(run: RunConfig) -> dict[str, RunConfig]:
     """The run as it is, and as it is compared."""
     assert run.experts is not None
     values = run.model_dump(mode="json")
-    model = {**run.task.options.get("model", {}), "intermediate_size": run.experts.chosen * run.experts.hidden}
+    model = {**run.task.options.get("model", {}), "intermediate_size": run.experts.top_k * run.experts.hidden}
     dense: dict[str, Any] = {**values, "experts": None, "task": {**values["task"], "model": model}}
-    without = {**values, "experts": {**values["experts"], "balance": 0.0}}
+    without = {**values, "experts": {**values["experts"], "aux_loss_weight": 0.0}}
     return {MIXTURE: run, DENSE: parse_run(dense), WITHOUT: parse_run(without), **dict.fromkeys(TROUBLES, run)}
 
 

@@ -257,7 +257,12 @@ def _after(moment: float, event: Event) -> bool:
 def _join(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     others = options.volunteers
     batch = round((others + 1) * _STEP_SECONDS / _MICROBATCH_SECONDS) * _MICROBATCH
-    optimizer = {"learning_rate": 1e-3, "warmup_steps": 0, "total_steps": 100_000, "state": options.optimizer_state}
+    optimizer = {
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "total_steps": 100_000,
+        "state_dtype": options.optimizer_state,
+    }
     run = simulated_run("joining", int(options.parameters), _MICROBATCH_SECONDS, batch, optimizer=optimizer)
     network = open_network(options.network, 2 + others)
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ taken for the memory's speed: that of a plain copy (two numbers, as STREAM count
 no LAMB and moves seven. The second is stricter: AdamW writes only where it has just read, which spares the memory the
 reading of what is to be overwritten. All take turns, so that a busy moment hits all of them.
 
-`8 bits` is LAMB with optimizer.state = "8bit", which has far more to compute than to move. `bitsandbytes` is its
+`8 bits` is LAMB with optimizer.state_dtype = "8bit", which has far more to compute than to move. `bitsandbytes` is its
 LAMB8bit (needs `pip install bitsandbytes`; said where it is left out).
 """
 

@@ -163,7 +163,7 @@ def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.N
     for step, wanted in enumerate(samples):
         for _ in range(wanted // options.microbatch):
             (task.loss(model, task.prepare(next(batches)), step).mean * (options.microbatch / wanted)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         optimizer.step()

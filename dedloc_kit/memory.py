@@ -43,7 +43,7 @@ class ReadUpTo(Record):
 
 
 class DataRead(Record):
-    """How far a peer has read `data.train` and `data.decay`."""
+    """How far a peer has read `data.train` and `data.cooldown`."""
 
     train: ReadUpTo | None = None
     decay: ReadUpTo | None = None

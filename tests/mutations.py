@@ -6038,8 +6038,8 @@ MUTATIONS = (
     Mutation(
         "the public learns where the picture model lies",
         "config/task.py",
-        '("tokenizer", "start", "pictures.model")',
-        '("tokenizer", "start")',
+        '("tokenizer", "init_from", "pictures.model")',
+        '("tokenizer", "init_from")',
         "tests/test_hub.py -k only_the_name",
     ),
     Mutation(

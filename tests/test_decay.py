@@ -22,7 +22,7 @@ STEPS = 30
 SAME = {"TINY_SAME": "1"}
 RUN = tiny_run(
     global_batch=32,
-    data={"train": [{"dataset": "none/none"}], "decay": [{"dataset": "none/better"}]},
+    data={"train": [{"dataset": "none/none"}], "cooldown": [{"dataset": "none/better"}]},
     averaging={"overlap": False, "compression": "none"},
     optimizer={
         "name": "adamw",
@@ -55,13 +55,14 @@ def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[s
     model = task.model()
     optimizer = build_optimizer(settings, task.groups(model))
     usual, last = (
-        next(each.batches(run.global_batch, 0, pytest.fail)) for each in (task, TinyTask(run_on(run, run.data.decay)))
+        next(each.batches(run.global_batch, 0, pytest.fail))
+        for each in (task, TinyTask(run_on(run, run.data.cooldown)))
     )
     mixed = decay.start if mixed is None else mixed
     for step in range(decay.end):
         optimizer.zero_grad()
         task.loss(model, task.prepare(usual if step < mixed else last), step).mean.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step, decay)
         optimizer.step()

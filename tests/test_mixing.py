@@ -102,7 +102,7 @@ def test_two_trainers_and_two_hosts_take_the_steps_of_one_plain_loop_and_checkpo
         return event.held.startswith("each of 6") and {host.peer for host in event.hosts} == hosts
 
     coordinator.wait_for(ExpertsState, held_twice)
-    tokens = TOKENS * run.experts.chosen * sum(event.step.samples for event in coordinator.steps)
+    tokens = TOKENS * run.experts.top_k * sum(event.step.samples for event in coordinator.steps)
     credited = credit(coordinator)
     assert credited.keys() == hosts
     assert 0.5 * tokens < sum(credited.values()) < tokens, "what a host asks itself is not to its credit"

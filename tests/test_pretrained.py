@@ -91,7 +91,7 @@ def test_a_folder_with_code_runs_none(hub: LoopbackHub, tmp_path: Path, mark: Pa
     with suppress(OSError, ValueError, KeyError):
         load_pretrained(kind, folder)
     assert not mark.exists()
-    with pytest.raises(UserError, match=r"task\.start cannot be loaded"):
+    with pytest.raises(UserError, match=r"task\.init_from cannot be loaded"):
         DECODERS.load(folder)
     assert not mark.exists()
 

@@ -38,7 +38,7 @@ def millions(run: RunConfig) -> float:
     options = run.task.options
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
     config = FAMILIES[run.task.name].config(
-        options["architecture"], options.get("model", {}), {"vocab_size": options["vocabulary"], **special}
+        options["architecture"], options.get("model", {}), {"vocab_size": options["vocab_size"], **special}
     )
     with torch.device("meta"):
         model = FAMILIES[run.task.name].automatic.from_config(config)
@@ -65,7 +65,7 @@ def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
     larger = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# (\w+) = (\d+)", line))}
     assert "hidden_size" in larger
     changed = [f"{key} = {larger[key]}" if (key := line.split(" = ")[0]) in larger else line for line in lines]
-    whole = "\n".join(changed).replace("vocabulary = 30000", "vocabulary = 48000")
+    whole = "\n".join(changed).replace("vocab_size = 30000", "vocab_size = 48000")
     (tmp_path / "run.toml").write_text(whole, encoding="utf-8")
     assert round(millions(load_run(tmp_path / "run.toml"))) == 361
 
@@ -91,7 +91,7 @@ def test_the_pipeline_of_the_recipe_has_a_billion_parameters_in_stages_that_hold
 
 def test_the_model_that_draws_is_that_of_the_demonstration() -> None:
     run = load_run(recipe("text-to-image") / "run.toml")
-    shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocabulary"])
+    shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocab_size"])
     with torch.device("meta"):
         model = DrawingTransformer(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(125.5e6, rel=0.01)
@@ -141,7 +141,7 @@ def test_the_model_with_experts_has_a_billion_parameters_of_which_a_token_uses_a
     expert = sum(parameter.numel() for parameter in Network(run.experts.width, run.experts.hidden, 0).parameters())
     replaced = len(run.experts.layers) * 3 * run.experts.width * run.task.options["model"]["intermediate_size"]
     trunk, held = millions(run) - replaced / 1e6, len(names_of(run.experts)) * expert / 1e6
-    used = len(run.experts.layers) * run.experts.chosen * expert
+    used = len(run.experts.layers) * run.experts.top_k * expert
     assert (round(trunk + held), round(held), round(trunk + used / 1e6)) == (978, 906, 100)
     assert used == replaced
 
@@ -172,10 +172,14 @@ def test_the_small_form_of_going_on_takes_the_model_that_the_benchmark_makes(
     monkeypatch.setattr(continuing, "EVALUATIONS", 1)
     continuing.prepare(tmp_path, documents)
     continuing.keep(tmp_path, 1, tmp_path / "start")
-    sha256 = re.fullmatch('start_sha256 = "(.*)"', capsys.readouterr().out.splitlines()[-1])
+    sha256 = re.fullmatch('init_from_sha256 = "(.*)"', capsys.readouterr().out.splitlines()[-1])
     assert sha256 is not None
     small = load_run(recipe("continue") / "run.toml", recipe("continue") / "smoke.toml")
-    place = {"start": str(tmp_path / "start"), "start_sha256": sha256[1], "tokenizer": str(tmp_path / "new-tokenizer")}
+    place = {
+        "init_from": str(tmp_path / "start"),
+        "init_from_sha256": sha256[1],
+        "tokenizer": str(tmp_path / "new-tokenizer"),
+    }
     source = Source(dataset=str(tmp_path / "new"))
     run = small.model_copy(
         update={

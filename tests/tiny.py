@@ -27,7 +27,7 @@ class TinyOptions(Section):
     """The keys of `task` beside its name."""
 
     hidden: int = 32
-    start: str | None = None
+    init_from: str | None = None
 
 
 class TinyTask(Task):

@@ -51,7 +51,7 @@ class TinyMixed(Task):
         hidden = first(batch["x"])
         made = last(hidden + mixture(hidden))
         mean = ((made - batch["x"].abs().roll(1, dims=2)) ** 2).mean()
-        return Loss.of(mean + self._settings.balance * imbalance_of(model), len(made))
+        return Loss.of(mean + self._settings.aux_loss_weight * imbalance_of(model), len(made))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         with torch.no_grad():

@@ -161,7 +161,7 @@ def plain_loop(run: RunConfig, batches: Sequence[Sequence[dict[str, Tensor]]]) -
         for batch in of_step:
             (model(batch) * len(batch["input_ids"]) / total).backward()
         for part, optimizer in zip(model.stages, optimizers, strict=True):
-            torch.nn.utils.clip_grad_norm_(part.parameters(), run.optimizer.max_gradient_norm)
+            torch.nn.utils.clip_grad_norm_(part.parameters(), run.optimizer.max_grad_norm)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(run.optimizer, step)
             optimizer.step()

@@ -114,7 +114,7 @@ def alone(role: Role) -> None:
         microbatches += 1
         if time.monotonic() >= due:
             torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], 1 / microbatches)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.max_gradient_norm)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), run.optimizer.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             step, microbatches, due = step + 1, 0, due + seconds

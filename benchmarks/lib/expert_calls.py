@@ -138,7 +138,7 @@ def calls_run(width: int, hidden: int) -> RunConfig:
             "global_batch": 64,
             "task": {"name": "causal"},
             "data": {"train": [{"dataset": "nowhere"}]},
-            "experts": {"layers": [0], "grid": list(GRID), "chosen": CHOSEN, "width": width, "hidden": hidden},
+            "experts": {"layers": [0], "grid": list(GRID), "top_k": CHOSEN, "width": width, "hidden": hidden},
             "averaging": {"overlap": False},
         }
     )

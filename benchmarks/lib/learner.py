@@ -21,7 +21,7 @@ class Learner:
         self.layout = FlatLayout.of(self.parameters)
         groups = task.groups(self.model)
         # Not in the run, whose first weights and data depend on all that it says.
-        self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state": state}), groups, self.model)
+        self.optimizer = local_optimizer(run.optimizer.model_copy(update={"state_dtype": state}), groups, self.model)
         self.step = 0
 
     def gradient(self, batch: Batch) -> Tensor:
@@ -36,7 +36,7 @@ class Learner:
 
     def update(self, rate: float = 1.0) -> None:
         """Take a step with the parameters' gradients, and clear them."""
-        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_gradient_norm)
+        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * learning_rate(self.run.optimizer, self.step)
         self.optimizer.step()

@@ -75,7 +75,7 @@ class SimulatedMixed(Task):
         first, mixture, last = model
         hidden = first(batch["x"])
         loss: Tensor = (last(hidden + mixture(hidden)) - batch["x"].abs().roll(1, dims=2)).square().mean()
-        return loss + self._settings.balance * imbalance_of(model)
+        return loss + self._settings.aux_loss_weight * imbalance_of(model)
 
 
 TASKS = {"simulated-mixed": SimulatedMixed}

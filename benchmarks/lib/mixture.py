@@ -47,7 +47,7 @@ class PlainLoop:
                 loss = self._task.loss(self.model, self._task.prepare(batch), self.step).mean * share
             loss.backward()
             mean += loss.item()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.max_grad_norm)
         rate = learning_rate(self.run.optimizer, self.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

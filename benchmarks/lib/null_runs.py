@@ -147,7 +147,7 @@ def _text_run(name: str, tokenizer: Path, vocabulary: int, length: int, model: d
             "task": {
                 "name": name,
                 "tokenizer": str(tokenizer),
-                "vocabulary": vocabulary,
+                "vocab_size": vocabulary,
                 "language": data.language,
                 "sequence_length": length,
                 "model": model,

@@ -113,7 +113,7 @@ class Stages:
             for parameter, gradient in zip(part.parameters(), own, strict=True):
                 parameter.grad = gradient
         for bounded in [self.whole] if one_norm else self.parts:
-            nn.utils.clip_grad_norm_(bounded.parameters(), self.run.optimizer.max_gradient_norm)
+            nn.utils.clip_grad_norm_(bounded.parameters(), self.run.optimizer.max_grad_norm)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(self.run.optimizer, self.step)

@@ -43,7 +43,7 @@ class _File:
 class Bucket:
     """Where a run's files lie.
 
-    :param where: the run's `averaging.downloads`
+    :param where: the run's `averaging.state_bucket`
     :param trusted: see `fetch`; the Hub's address, which this machine's owner may have changed, is so in any case
     """
 

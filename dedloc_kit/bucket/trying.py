@@ -11,26 +11,26 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable
 
 
-def try_bucket(downloads: str, folder: Path | None, run_id: str) -> str:
+def try_bucket(state_bucket: str, folder: Path | None, run_id: str) -> str:
     """Write a small file there, read it as any volunteer would, and remove it; says in one line how that went.
 
     :param folder: see `writer_of`
     """
-    if downloads.startswith("https://") and folder is None:
-        where = "downloads_folder in coordinator.toml"
-        return f"{downloads} was not tried: say which folder of this machine is shown there ({where})"
+    if state_bucket.startswith("https://") and folder is None:
+        where = "state_bucket_folder in coordinator.toml"
+        return f"{state_bucket} was not tried: say which folder of this machine is shown there ({where})"
     content = secrets.token_bytes(32)
     chunk, found = Chunk(digest=digest_of(content), size=len(content)), bytearray(len(content))
-    writer = writer_of(downloads, folder, run_id)
+    writer = writer_of(state_bucket, folder, run_id)
     try:
         writer.put({chunk.digest: content})
         try:
-            Bucket(downloads, run_id).read([chunk], memoryview(found), threading.Event())
+            Bucket(state_bucket, run_id).read([chunk], memoryview(found), threading.Event())
         finally:
             writer.delete([chunk.digest])
     except (UserError, HubUnavailable) as error:
-        return f"{downloads} cannot be written: {error}"
+        return f"{state_bucket} cannot be written: {error}"
     except BucketFailed as error:
         fix = "let the web server show that folder there" if folder else "make the bucket a public one on its page"
-        return f"{downloads} was written, but others could not read it, for it {error}; {fix}"
-    return f"{downloads} can be written, and read by everybody"
+        return f"{state_bucket} was written, but others could not read it, for it {error}; {fix}"
+    return f"{state_bucket} can be written, and read by everybody"

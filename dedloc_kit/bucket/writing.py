@@ -137,9 +137,9 @@ def put_whole(content: memoryview, put: Put) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
-def writer_of(downloads: str, folder: Path | None, run_id: str) -> Writer:
-    """For a run's `averaging.downloads`.
+def writer_of(state_bucket: str, folder: Path | None, run_id: str) -> Writer:
+    """For a run's `averaging.state_bucket`.
 
     :param folder: that a web server shows there, if it is no bucket of the Hub
     """
-    return HubBucket(downloads, run_id) if folder is None else LocalFolder(folder, run_id)
+    return HubBucket(state_bucket, run_id) if folder is None else LocalFolder(folder, run_id)

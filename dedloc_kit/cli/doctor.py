@@ -107,7 +107,7 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
         yield Finding(what, fix)
     parameters = invitation.held_parameters if invitation and folder is None else None
     try:
-        state = invitation.run_config().optimizer.state if invitation else "float32"
+        state = invitation.run_config().optimizer.state_dtype if invitation else "float32"
         for said in check(machine, parameters, state=state):
             what, _, fix = said.partition("; ")
             yield Finding(what, fix)

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dedloc_kit.config.section import HUB_REPOSITORY, LATER, Decay, PositiveFloat, PositiveInt, Section
 
-DOWNLOADS = rf"{HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
+STATE_BUCKET = rf"{HUB_REPOSITORY}|https://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~%/-]*)?"
 """The pattern of a bucket's name on the Hub or of a folder's address."""
 
 
@@ -21,7 +21,7 @@ class AveragingConfig(Section):
     """Average while the next batch accumulates (gradients are then up to one global step old). With `local-steps` each
     peer's own steps go on meanwhile, and from the average on when it comes.
     With `false` every peer waits for the average: exact large-batch training."""
-    overfull: Annotated[bool, LATER] = False
+    allow_overflow: Annotated[bool, LATER] = False
     """What is computed after the batch is full, until its round begins, belongs to the next one, and where rounds take
     longer than a batch the devices wait (a larger `global_batch` would use them). With `true` it all counts at once:
     nobody waits for that, and a batch may hold several times as many samples as it says."""
@@ -40,7 +40,7 @@ class AveragingConfig(Section):
     """With `local-steps`: of the outer step, SGD with Nesterov momentum."""
     outer_momentum: Decay = 0.9
     """With `local-steps`: the outer step's."""
-    downloads: Annotated[str | None, Field(max_length=300), LATER] = None
+    state_bucket: Annotated[str | None, Field(max_length=300), LATER] = None
     """A public Storage Bucket of the Hub, `OWNER/BUCKET`, or the address of a folder that a web server shows
     (`https://...`): the coordinator puts the state for newcomers and the averages for latecomers there, and its own
     line is free of them. Whoever gets nothing from there asks peers, as without it."""
@@ -52,15 +52,15 @@ class AveragingConfig(Section):
             return {"outer_learning_rate": 1.0, "outer_momentum": 0.0, **given}
         return given
 
-    @field_validator("downloads")
+    @field_validator("state_bucket")
     @classmethod
-    def _downloads_have_a_place(cls, downloads: str | None) -> str | None:
-        if downloads is not None and not re.fullmatch(DOWNLOADS, downloads):
+    def _state_bucket_is_a_place(cls, state_bucket: str | None) -> str | None:
+        if state_bucket is not None and not re.fullmatch(STATE_BUCKET, state_bucket):
             raise ValueError(
-                'averaging.downloads must be a bucket of the Hub, "OWNER/BUCKET", or the address of a folder, '
+                'averaging.state_bucket must be a bucket of the Hub, "OWNER/BUCKET", or the address of a folder, '
                 '"https://..."'
             )
-        return downloads
+        return state_bucket
 
     @model_validator(mode="after")
     def _sparse_is_for_local_steps(self) -> "AveragingConfig":

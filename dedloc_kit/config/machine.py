@@ -142,8 +142,8 @@ class CoordinatorConfig(PeerConfig):
     free."""
     regions: Annotated[Path | None, Option(metavar="FILE.mmdb")] = None
     """Show on the live page how many volunteers are in which country, by this GeoIP database of countries."""
-    downloads_folder: Annotated[Path | None, Option(metavar="FOLDER")] = None
-    """The folder of this machine that a web server shows at the run's averaging.downloads, if that is https://."""
+    state_bucket_folder: Annotated[Path | None, Option(metavar="FOLDER")] = None
+    """The folder of this machine that a web server shows at the run's averaging.state_bucket, if that is https://."""
 
     @property
     def last_push_seconds(self) -> float:
@@ -151,10 +151,10 @@ class CoordinatorConfig(PeerConfig):
 
     def check(self, run: RunConfig) -> None:
         """Raise UserError for what is not made for such a run yet, or lacks something."""
-        if (run.averaging.downloads or "").startswith("https://") and self.downloads_folder is None:
+        if (run.averaging.state_bucket or "").startswith("https://") and self.state_bucket_folder is None:
             raise UserError(
-                f"averaging.downloads is {run.averaging.downloads}; say which folder of this machine is shown there, "
-                "with downloads_folder in coordinator.toml"
+                f"averaging.state_bucket is {run.averaging.state_bucket}; say which folder of this machine is shown "
+                "there, with state_bucket_folder in coordinator.toml"
             )
         if run.experts is None:
             return

@@ -37,8 +37,8 @@ class OptimizerConfig(Section):
     """With `lars`: the step of a layer at the rate 1, relative to the norm of its weights."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Which parameters do not decay (biases, say) is the task's choice."""
-    max_gradient_norm: PositiveFloat = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """The averaged gradient is scaled down to at most this norm."""
-    state: Annotated[Literal["float32", "8bit"], LATER] = "float32"
+    state_dtype: Annotated[Literal["float32", "8bit"], LATER] = "float32"
     """With `lamb`: how each peer keeps what the optimizer remembers. `8bit` takes a quarter of the memory, and half as
     much has to be downloaded by who joins; a step of the optimizer takes two to four times as long, on every peer."""

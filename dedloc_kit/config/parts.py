@@ -41,13 +41,13 @@ class ExpertsConfig(Section):
     """Which ones, from 0 on."""
     grid: tuple[int, int] = Field(strict=False)  # the validator below sees to it
     """Rows and columns: as many experts as these are cells, in each of the layers."""
-    chosen: Annotated[int, Field(ge=2)] = 2
+    top_k: Annotated[int, Field(ge=2)] = 2
     """Experts that a token goes to in each of the layers. With a single one the gate would learn nothing."""
     width: PositiveInt
     """Channels that go to an expert and come back: those of the trunk."""
     hidden: PositiveInt
     """Channels inside an expert."""
-    balance: Annotated[float, Field(ge=0, le=1e3)] = 0.01
+    aux_loss_weight: Annotated[float, Field(ge=0, le=1e3)] = 0.01
     """How much weight the loss gives to all experts being used alike."""
 
     @property
@@ -75,9 +75,9 @@ class ExpertsConfig(Section):
     @model_validator(mode="after")
     def _as_many_are_there(self) -> "ExpertsConfig":
         rows, columns = self.grid
-        if self.chosen > rows * columns:
+        if self.top_k > rows * columns:
             raise ValueError(
-                f"experts.chosen is {self.chosen}, and a grid of {rows} x {columns} has {rows * columns} cells; set it "
+                f"experts.top_k is {self.top_k}, and a grid of {rows} x {columns} has {rows * columns} cells; set it "
                 "to at most that"
             )
         return self

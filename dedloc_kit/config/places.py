@@ -25,7 +25,7 @@ def names_of(run: RunConfig) -> list[str]:
 def names_local_files(run: RunConfig) -> bool:
     """Does a volunteer have to read what lies on the organizer's machine alone?"""
     task = run.task.options
-    organizers = {"pictures", "start"} if "tokenizer" in task else {"pictures"}
+    organizers = {"pictures", "init_from"} if "tokenizer" in task else {"pictures"}
     read = TaskConfig(name=run.task.name, **{key: value for key, value in task.items() if key not in organizers})
     return any(not re.fullmatch(ON_HUB, name) for name in names_of(run.model_copy(update={"task": read})))
 
@@ -33,10 +33,10 @@ def names_local_files(run: RunConfig) -> bool:
 def volunteers_read(run: RunConfig) -> dict[tuple[str, str | None], Literal["model", "dataset"]]:
     """The repositories on the Hub that every volunteer reads, each with its revision, and their kinds."""
     found: dict[tuple[str, str | None], Literal["model", "dataset"]] = {}
-    for source in (*run.data.train, *run.data.decay):
+    for source in (*run.data.train, *run.data.cooldown):
         if re.fullmatch(HUB_REPOSITORY, source.place):
             found[source.place, source.revision] = "dataset"
-    spelling = run.task.options.get("tokenizer", run.task.options.get("start"))
+    spelling = run.task.options.get("tokenizer", run.task.options.get("init_from"))
     if isinstance(spelling, str) and (named := re.fullmatch(ON_HUB, spelling)):
         found[named[1], named[2]] = "model"
     return found
@@ -90,7 +90,7 @@ def with_copies(run: RunConfig, copies: Mapping[str, Path]) -> RunConfig:
     data = run.data
     changes = {
         "train": tuple(source.copied_at(found.get(source.dataset)) for source in data.train),
-        "decay": tuple(source.copied_at(found.get(source.dataset)) for source in data.decay),
+        "cooldown": tuple(source.copied_at(found.get(source.dataset)) for source in data.cooldown),
         "evaluation": data.evaluation and data.evaluation.copied_at(found.get(data.evaluation.dataset)),
     }
     return run.model_copy(update={"data": data.model_copy(update=changes), "task": run.task.copied_at(found)})

@@ -88,16 +88,16 @@ class RunConfig(SwarmConfig):
 
     @model_validator(mode="after")
     def _state_in_8_bits_is_for_lamb(self) -> "RunConfig":
-        if self.optimizer.state == "float32":
+        if self.optimizer.state_dtype == "float32":
             return self
         if self.averaging.mode == "local-steps":
             raise ValueError(
-                'optimizer.state = "8bit" is for what all volunteers share, which with averaging = "local-steps" is no '
-                "state of this optimizer; remove it"
+                'optimizer.state_dtype = "8bit" is for what all volunteers share, which with averaging = "local-steps" '
+                "is no state of this optimizer; remove it"
             )
         if self.optimizer.name != "lamb":
             raise ValueError(
-                'optimizer.state = "8bit" keeps the two averages of optimizer.name = "lamb"; '
+                'optimizer.state_dtype = "8bit" keeps the two averages of optimizer.name = "lamb"; '
                 f'"{self.optimizer.name}" {_WITHOUT_8_BITS[self.optimizer.name]}: remove it'
             )
         return self
@@ -156,14 +156,14 @@ class RunConfig(SwarmConfig):
     @model_validator(mode="after")
     def _what_is_downloaded_is_whole(self) -> "RunConfig":
         parts = "pipeline" if self.pipeline else "experts" if self.experts else None
-        if self.averaging.downloads is not None and parts is not None:
-            raise ValueError(f"averaging.downloads is not made for a run with [{parts}] yet; remove one of them")
+        if self.averaging.state_bucket is not None and parts is not None:
+            raise ValueError(f"averaging.state_bucket is not made for a run with [{parts}] yet; remove one of them")
         return self
 
     @model_validator(mode="after")
     def _decay_is_ordered(self) -> "RunConfig":
-        if self.data.decay and self.optimizer.schedule != "warmup-stable-decay":
-            raise ValueError('data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
+        if self.data.cooldown and self.optimizer.schedule != "warmup-stable-decay":
+            raise ValueError('data.cooldown needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
         return self
 
     @model_validator(mode="after")
@@ -179,7 +179,7 @@ class RunConfig(SwarmConfig):
             return 0
         length = self.task.options.get("sequence_length")
         tokens = length if isinstance(length, int) else SEQUENCE_LENGTH
-        return tokens * len(self.experts.layers) * self.experts.chosen
+        return tokens * len(self.experts.layers) * self.experts.top_k
 
     @property
     def peer_batch(self) -> int:

@@ -63,7 +63,7 @@ class DataConfig(Section):
     train: tuple[Source, ...] = Field(min_length=1)
     evaluation: Source | None = None
     """Held-out data for the coordinator's evaluation loss."""
-    decay: Annotated[tuple[Source, ...], LATER] = ()
+    cooldown: Annotated[tuple[Source, ...], LATER] = ()
     """With the schedule `warmup-stable-decay`: what is read in place of `train` while the rate falls."""
 
 
@@ -74,7 +74,7 @@ class TaskConfig(Section):
 
     name: str
     """A module of `dedloc_kit.learning.tasks`, such as `albert`."""
-    _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "start", "pictures.model")
+    _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "init_from", "pictures.model")
     _copies: Mapping[str, str] = PrivateAttr(default={})
 
     @property

@@ -33,7 +33,7 @@ class AccessConfig(Section):
 class TrustConfig(Section):
     """What members of a round are believed."""
 
-    aggregate: Literal["mean", "clip"] = "mean"
+    aggregator: Literal["mean", "clip"] = "mean"
     """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
     nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
     a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.

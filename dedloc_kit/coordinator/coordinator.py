@@ -226,9 +226,9 @@ class _Role:
                 *(self._run, self._peer, state, task, self._ledger, self._emit),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,
             )
-        downloads, folder = self._run.averaging.downloads, self._peer.downloads_folder
-        if downloads is not None and isinstance(self._me, SwarmPeer):
-            writer = writer_of(downloads, folder, self._run.run_id)
+        state_bucket, folder = self._run.averaging.state_bucket, self._peer.state_bucket_folder
+        if state_bucket is not None and isinstance(self._me, SwarmPeer):
+            writer = writer_of(state_bucket, folder, self._run.run_id)
             kept, place = self._me.exchange.transfers.kept_average, self._peer.folder
             self._uploader = Uploader(writer, self._me.optimizer.state, kept, place, self._emit)
 

@@ -64,7 +64,7 @@ def begin(state: TrainingState | StagedState, task: Task) -> None:
         try:
             state.begin_with(task.first_model())
         except ValueError as error:
-            raise UserError(f"task.start cannot be used: {error}; name another one") from None
+            raise UserError(f"task.init_from cannot be used: {error}; name another one") from None
 
 
 def credit(ledger: Ledger, named: Path) -> None:

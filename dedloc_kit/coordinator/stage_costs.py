@@ -56,7 +56,7 @@ def expected_memory(run: RunConfig, task: Task, number: int) -> StageMemory:
     except Exception as error:  # whatever in a model needs more than shapes, such as who is an expert for which token
         _log.warning("the activations of stage %d cannot be foreseen: %r", number, error)
         kept = 0
-    return StageMemory.of(parameters, kept, run.optimizer.state)
+    return StageMemory.of(parameters, kept, run.optimizer.state_dtype)
 
 
 def _imagined(stage: StageTask, model: nn.Module, rows: int, length: int) -> int:

@@ -26,7 +26,7 @@ def measure_start(run: RunConfig, task: Task, ledger: Ledger) -> None:
             return
         loss = task.start_loss()
         if loss is not None:
-            name = public_name(str(run.task.options["start"])).partition("@")[0]
+            name = public_name(str(run.task.options["init_from"])).partition("@")[0]
             ledger.record_start(StartPoint(run.run_id, name, loss))
     except UserError as error:
         _log.warning("whether the run beats the model that it began from is not known: %s", error)

@@ -186,7 +186,7 @@ class Expert:
     @torch.no_grad()
     def _apply(self, mean: Tensor, rate: float) -> None:
         """The same bits in, the same bits out, on every host; as `TrainingState.apply`."""
-        scale = self._settings.max_gradient_norm / (norm(mean.numpy()) + 1e-6)
+        scale = self._settings.max_grad_norm / (norm(mean.numpy()) + 1e-6)
         if scale < 1.0:
             mean.mul_(scale)
         for group in self._optimizer.param_groups:

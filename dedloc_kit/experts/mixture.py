@@ -37,7 +37,7 @@ class Mixture(nn.Module):
 
     def __init__(self, layer: int, settings: ExpertsConfig, seed: int) -> None:
         super().__init__()
-        self.layer, self._chosen = layer, settings.chosen
+        self.layer, self._top_k = layer, settings.top_k
         self.gate = Gate(settings.width, settings.grid, seed)
         self.link = _Link()
         self._imbalance: Tensor | None = None
@@ -48,7 +48,7 @@ class Mixture(nn.Module):
         tokens = hidden.flatten(0, -2).float()
         rows, columns = self.gate(tokens)
         alive = experts.alive(self.layer).to(tokens.device)
-        chosen = choose(rows, columns, alive, self._chosen)
+        chosen = choose(rows, columns, alive, self._top_k)
         if torch.is_grad_enabled():
             self._imbalance = imbalance(rows, columns, alive, chosen)
         call = _Call(experts, self.layer, chosen.cells, chosen.there, alive.shape[1])

@@ -68,7 +68,7 @@ def _head(run: RunConfig, usage: Usage | None, metadata: Mapping[str, Any]) -> s
     from huggingface_hub import ModelCardData
 
     ours: dict[str, Any] = {"tags": sorted({*_texts(metadata.get("tags")), *_TAGS})}
-    datasets = {public_name(source.dataset) for source in (*run.data.train, *run.data.decay) if _on_the_hub(source)}
+    datasets = {public_name(source.dataset) for source in (*run.data.train, *run.data.cooldown) if _on_the_hub(source)}
     if datasets:
         ours["datasets"] = sorted({*_texts(metadata.get("datasets")), *datasets})
     language = run.task.options.get("language")
@@ -116,7 +116,7 @@ def _table(contributors: Sequence[Contributor]) -> str:
 
 def _data(run: RunConfig) -> str:
     lines = [_source(source, f"weight {source.weight:g}") for source in run.data.train]
-    lines += [_source(source, f"weight {source.weight:g}, in the end") for source in run.data.decay]
+    lines += [_source(source, f"weight {source.weight:g}, in the end") for source in run.data.cooldown]
     if run.data.evaluation is not None:
         lines.append(_source(run.data.evaluation, "held out"))
     return "\n".join(lines)

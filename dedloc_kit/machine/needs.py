@@ -14,7 +14,7 @@ LENDER_BYTES_PER_PARAMETER, LENDER_STATE_BYTES = 10, 34
 makes all (8); the averages, encoded, as they come (1), and one to spare. Then what it takes to hold the state as well
 and to hand it to a newcomer: 31 in all by `benchmarks/footprint.py --lender --give-state`, and 12 for that copy."""
 SAVED_BY_8_BITS = 12
-"""Of these, where `optimizer.state` is `8bit`: 6 of the moments and 6 of the copy for a newcomer."""
+"""Of these, where `optimizer.state_dtype` is `8bit`: 6 of the moments and 6 of the copy for a newcomer."""
 REPLICA_BYTES_PER_PARAMETER = 12
 """Of these: the replica, its gradients and their sum, which a GPU holds if there is one. Where the processor stands
 several times among the devices, each has its own."""
@@ -35,7 +35,7 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
     """Bytes that a volunteer's processes take at most, beside the samples, with so many replicas on the processor; with
     none, all are on GPUs.
 
-    :param state: `optimizer.state` of the run
+    :param state: `optimizer.state_dtype` of the run
     """
     fixed = FIXED_BYTES + (0 if replicas else CUDA_BYTES)
     each = BYTES_PER_PARAMETER + (replicas - 1) * REPLICA_BYTES_PER_PARAMETER
@@ -45,7 +45,7 @@ def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") ->
 def lender_memory_needed(parameters: int, gives: str | None = None) -> int:
     """Bytes that the processes of who only lends its line take at most.
 
-    :param gives: `optimizer.state` of the run, if it gives the training state to newcomers
+    :param gives: `optimizer.state_dtype` of the run, if it gives the training state to newcomers
     """
     held = 0 if gives is None else LENDER_STATE_BYTES - (SAVED_BY_8_BITS if gives == "8bit" else 0)
     return FIXED_BYTES + (LENDER_BYTES_PER_PARAMETER + held) * parameters
@@ -74,7 +74,7 @@ class StageMemory:
 
     @classmethod
     def of(cls, parameters: int, activations: int, state: str = "float32") -> "StageMemory":
-        """:param state: `optimizer.state` of the run"""
+        """:param state: `optimizer.state_dtype` of the run"""
         moments = 2 if state == "8bit" else 8
         return cls(
             held=(4 + 4 + moments) * parameters,

@@ -76,7 +76,7 @@ def check(
     """Whether this machine can train a model of so many parameters, or lend its line to that, if their number is known.
 
     :param devices: as in PeerConfig, as `lends` and `gives_state`
-    :param state: `optimizer.state` of the run
+    :param state: `optimizer.state_dtype` of the run
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
     if machine.free_disk < MIN_DISK_BYTES:

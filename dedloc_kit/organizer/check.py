@@ -52,7 +52,7 @@ def check(
     hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
-    downloads_folder: Path | None = None,
+    state_bucket_folder: Path | None = None,
     console: Console | None = None,
     **settings: object,
 ) -> Plan | None:
@@ -64,7 +64,7 @@ def check(
     :param helpers: who lend a line; not to a run in stages
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
-    :param downloads_folder: what is shown at `averaging.downloads`, if that is the address of a folder
+    :param state_bucket_folder: what is shown at `averaging.state_bucket`, if that is the address of a folder
     :param console: where it is printed; default: standard output
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
@@ -73,8 +73,8 @@ def check(
         raise UserError("--hosts are of a run with [experts]; leave them out")
     console = console or Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
-    if run.data.decay:
-        check_mixture(run.data.decay, "data.decay")
+    if run.data.cooldown:
+        check_mixture(run.data.cooldown, "data.cooldown")
     load = os.getloadavg()[0]
     rehearsed = rehearse(run, console, offline=offline, **settings)
     console.print(f"\n{run.run_id}", style="bold")
@@ -83,8 +83,8 @@ def check(
     if run.experts is not None:
         for line in describe_hosts(run, hosts, volunteers, coordinator_line):
             console.print(line)
-    if run.averaging.downloads is not None and not offline:
-        console.print(f"downloads     {try_bucket(run.averaging.downloads, downloads_folder, run.run_id)}")
+    if run.averaging.state_bucket is not None and not offline:
+        console.print(f"downloads     {try_bucket(run.averaging.state_bucket, state_bucket_folder, run.run_id)}")
     if compare:
         console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
@@ -131,7 +131,7 @@ def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    parameters, state = rehearsed.parameters, run.optimizer.state
+    parameters, state = rehearsed.parameters, run.optimizer.state_dtype
     model = f"model         {parameters / 1e6:,.1f} million parameters"
     if run.pipeline is not None:
         return [model, *(describe_stages(run, rehearsed) if rehearsed.stages else [])]
@@ -194,7 +194,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     newcomers = (
         f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "
-        "serve them instead (averaging.downloads)"
+        "serve them instead (averaging.state_bucket)"
     )
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
@@ -217,7 +217,7 @@ def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) 
     from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
     from dedloc_kit.organizer.fertility import fertility, held_out_texts
 
-    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
+    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("init_from"))
     if source is None or not isinstance(own, str):
         raise UserError("--compare needs held-out text ([data.evaluation]) and a tokenizer (task.tokenizer)")
     texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))

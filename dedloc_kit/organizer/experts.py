@@ -50,7 +50,7 @@ class ExpertCosts:
         """Inputs and gradients of outputs go to hosts, outputs and gradients of inputs come back."""
         settings, (rows, columns) = _settings(run), _settings(run).grid
         value = VALUE_BYTES.get(run.averaging.compression, VALUE_BYTES["8bit"])
-        token = 2 * len(settings.layers) * settings.chosen * settings.width * value
+        token = 2 * len(settings.layers) * settings.top_k * settings.width * value
         return cls(len(settings.layers) * rows * columns, 3 * settings.width * settings.hidden, token)
 
     def held_by(self, hosts: Hosts) -> int:
@@ -86,7 +86,7 @@ def describe_experts(run: RunConfig, trunk: int) -> list[str]:
     return [
         f"experts       {count(costs.cells, 'network')} of {experts / 1e6:,.1f} million parameters in all beside the "
         f"model, {(experts + trunk) / 1e6:,.1f} million with it; a token uses "
-        f"{(trunk + len(_settings(run).layers) * _settings(run).chosen * costs.parameters) / 1e6:,.1f} million",
+        f"{(trunk + len(_settings(run).layers) * _settings(run).top_k * costs.parameters) / 1e6:,.1f} million",
         f"an expert     {size(HOST_BYTES_PER_PARAMETER * costs.parameters)} of a host's memory, on {COPIES} hosts; the "
         f"organizer's machine holds what they do not: up to {size(ORGANIZER_BYTES * experts)} on its disk",
         f"a token       {size(costs.token_bytes)} up and as much down on the line of who trains, and on those of hosts",

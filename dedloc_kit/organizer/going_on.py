@@ -32,7 +32,7 @@ def model_folder(where: str, folder: Path) -> Path:
 
 
 def going_on_from(run: RunConfig, model: Path) -> RunConfig:
-    """A run with `task.start` that goes on from the model in a folder, whose shape and tokenizer it takes.
+    """A run with `task.init_from` that goes on from the model in a folder, whose shape and tokenizer it takes.
 
     Samples are no longer than the model's context. Raises UserError if the model is none for the run's task.
     """
@@ -41,7 +41,7 @@ def going_on_from(run: RunConfig, model: Path) -> RunConfig:
 
     kind: Any = task_class(run.task.name)
     shape, keys = Start(str(model)).described(kind.family)
-    options = {**run.task.options, "start": str(model), **keys, "model": shape}
+    options = {**run.task.options, "init_from": str(model), **keys, "model": shape}
     context, length = shape.get("max_position_embeddings"), options.get("sequence_length", SEQUENCE_LENGTH)
     if isinstance(context, int) and isinstance(length, int):
         options["sequence_length"] = min(context, length)

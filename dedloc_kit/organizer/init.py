@@ -125,10 +125,10 @@ def next_commands(folder: Path) -> list[str]:
     commands = [f"dedloc prepare tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
     if _draws(run):
         commands = [f"dedloc prepare images {path} --shards"]
-    elif commands and "start" in options:
+    elif commands and "init_from" in options:
         commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
         if run.data.evaluation is not None:
-            model = str(options["start"]).partition("@")[0]
+            model = str(options["init_from"]).partition("@")[0]
             check += f" --compare {model}    # what words of your own are worth, and where it begins with both"
     return [*commands, check, f"dedloc launch {path}"]
 
@@ -181,7 +181,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
     Where the data is made of pictures with captions, those are what changes.
     """
     of_captions = "[[images.sources]]" in text
-    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.decay"))
+    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.cooldown"))
     lines = text.splitlines(keepends=True)
     text = _MARK.sub("", "".join(line for line in lines if not (line.startswith("#") and _MARK.search(line))))
     starts = [match.start() for match in _HEADER.finditer(text)]
@@ -194,7 +194,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
         assert match is not None
         if match[1] == "task":
             tokenizer = "tokenizer" if of_captions else None  # a published one knows its own languages alone
-            values = {"language": plan.language, "start": plan.start, "tokenizer": tokenizer}
+            values = {"language": plan.language, "init_from": plan.start, "tokenizer": tokenizer}
             for key, value in values.items():
                 section = _with_value(section, key, value) if value else section
             parts.append(section)
@@ -285,7 +285,7 @@ def _completed(plan: Plan) -> RunConfig:
     of_text = _of_text(base)
     if plan.language is not None and not of_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
-    if plan.start is not None and "start" not in base.task.options:
+    if plan.start is not None and "init_from" not in base.task.options:
         raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose continue or chat")
     if _draws(base) and plan.evaluation is not None:
         raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
@@ -333,8 +333,8 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
     if plan.language is None and _of_text(base):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = prompt("Its language, as ISO 639 code", usual, _check_language)
-    if plan.start is None and "start" in base.task.options:
-        console.print(f"The recipe goes on from {public_name(str(base.task.options['start']))}")
+    if plan.start is None and "init_from" in base.task.options:
+        console.print(f"The recipe goes on from {public_name(str(base.task.options['init_from']))}")
         plan.start = prompt("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
     if not plan.datasets:
         console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")

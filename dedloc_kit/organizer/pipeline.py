@@ -55,7 +55,7 @@ class PipelinePrediction:
 
 
 def stage_memory(stage: StageCost, state: str = "float32") -> StageMemory:
-    """:param state: `optimizer.state` of the run"""
+    """:param state: `optimizer.state_dtype` of the run"""
     return StageMemory.of(stage.parameters, stage.kept_bytes, state)
 
 
@@ -184,7 +184,7 @@ def describe_stages(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     stages, rows = rehearsed.stages, rehearsed.cost.microbatch
     lines = []
     for number, stage in enumerate(stages):
-        memory = stage_memory(stage, run.optimizer.state)
+        memory = stage_memory(stage, run.optimizer.state_dtype)
         lines.append(
             f"stage {number:<8}{stage.parameters / 1e6:,.1f} million parameters: {size(memory.held)} of weights, "
             f"gradients and optimizer, {size(memory.activations)} of activations; a volunteer's processes "

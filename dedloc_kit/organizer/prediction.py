@@ -196,7 +196,7 @@ def predict(
     """
     rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
-    uploads = 0.0 if run.averaging.downloads is None else UPLOADS
+    uploads = 0.0 if run.averaging.state_bucket is None else UPLOADS
     members = 1 + sum(each.count for each in volunteers) + sum(each.count for each in helpers)
     lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
     # As if it had so many members more.
@@ -220,4 +220,4 @@ def state_bytes(run: RunConfig, parameters: int) -> float:
     """Of what a newcomer downloads: the parameters, and what the optimizer of global steps remembers."""
     if run.averaging.mode == "local-steps" or run.optimizer.name == "lars":
         return 8.0 * parameters
-    return (6.0 if run.optimizer.state == "8bit" else 12.0) * parameters
+    return (6.0 if run.optimizer.state_dtype == "8bit" else 12.0) * parameters

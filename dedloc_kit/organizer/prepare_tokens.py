@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prepare_tokens(run: RunConfig, folder: Path) -> dict[str, "Progress"]:
-    """Write every source of a run's training data, `data.decay` too, as token shards to a subfolder of its own.
+    """Write every source of a run's training data, `data.cooldown` too, as token shards to a subfolder of its own.
 
     Returns what was made of each source, by the name of its subfolder. Bad rows and files that cannot be read are left
     out and counted. Raises UserError if the folder exists, the task learns no tokens, or a source cannot be used; what
@@ -57,7 +57,7 @@ def check_learns_tokens(run: RunConfig) -> None:
     """Raise UserError for a task that reads no text."""
     if "pictures" in run.task.options:
         raise UserError(f"the task '{run.task.name}' learns from codes; use: dedloc prepare images RUN.toml --shards")
-    if "tokenizer" not in run.task.options and "start" not in run.task.options:
+    if "tokenizer" not in run.task.options and "init_from" not in run.task.options:
         raise UserError(f"the task '{run.task.name}' has no tokenizer, so there are no tokens to prepare")
 
 
@@ -79,7 +79,7 @@ def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
     """The sections of the run's file that take its training data from there."""
     names = {_key(source): name for source, name in _named(run)}
     sections = []
-    for section, sources in (("data.train", run.data.train), ("data.decay", run.data.decay)):
+    for section, sources in (("data.train", run.data.train), ("data.cooldown", run.data.cooldown)):
         for source in sources:
             lines = [
                 f"[[{section}]]",
@@ -111,7 +111,7 @@ def _key(source: Source) -> tuple[str | None, ...]:
 def _named(run: RunConfig) -> list[tuple[Source, str]]:
     """The different sources, each with a name by which viewers know it again: `wikipedia-20231101.bn`."""
     sources = dict[tuple[str | None, ...], Source]()
-    for source in (*run.data.train, *run.data.decay):
+    for source in (*run.data.train, *run.data.cooldown):
         sources.setdefault(_key(source), source)
     plain = ["-".join(filter(None, (public_name(each.dataset), each.subset))) for each in sources.values()]
     names = [re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2], flags=re.ASCII) for name in plain]

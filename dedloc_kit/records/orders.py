@@ -89,7 +89,7 @@ class Instructions(Record):
     decay: Decay | None = None
     """That has begun; for those who look on."""
     stored: Digest = ""
-    """The hash of the index of what lies in the run's bucket (`averaging.downloads`) for all."""
+    """The hash of the index of what lies in the run's bucket (`averaging.state_bucket`) for all."""
 
 
 class Notice(Record):

@@ -146,7 +146,7 @@ def _going_on(
     """Read the model that the run goes on from, and measure it as the run will begin with it."""
     if (made := task.vocabulary_transfer()) is None:
         return None
-    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
+    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['init_from']))}"))
 
     def measured(task: Task) -> dict[str, float] | None:
         model = task.first_model()
@@ -164,13 +164,13 @@ def _going_on(
 
 
 def _check_vocabulary(run: RunConfig) -> None:
-    wanted, name = run.task.options.get("vocabulary"), run.task.options.get("tokenizer")
+    wanted, name = run.task.options.get("vocab_size"), run.task.options.get("tokenizer")
     if not isinstance(name, str) or not isinstance(wanted, int):
         return
     found = len(load_tokenizer(name))
     if found != wanted:
         raise UserError(
-            f"task.vocabulary is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocabulary = "
+            f"task.vocab_size is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocab_size = "
             f"{found}, or remove the tokenizer's folder and train another one with: dedloc prepare tokenizer RUN.toml"
         )
 
@@ -188,7 +188,7 @@ def _read_sources(
     readable: list[Source] = []
     faults: list[str] = []
     trained, files = set[int](), set[tuple[str, str]]()
-    learned = (*run.data.train, *run.data.decay)
+    learned = (*run.data.train, *run.data.cooldown)
     sources = (*learned, *filter(None, [run.data.evaluation]))
     fingerprints = Fingerprints()
     if isinstance(task, TextTask) and any(source.tokenized for source in sources):

@@ -150,7 +150,7 @@ class Session:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
         from huggingface_hub.constants import ENDPOINT
 
-        machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
+        machine, state = machine_at(self._folder), invitation.run_config().optimizer.state_dtype
         parameters, lends, gives = invitation.held_parameters, peer.auxiliary, peer.give_state
         for text in check(machine, parameters, devices=peer.devices, state=state, lends=lends, gives_state=gives):
             self._warn(text)

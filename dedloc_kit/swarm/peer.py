@@ -492,6 +492,6 @@ def _accumulator(run: RunConfig, task: Modelled, state: TrainingState, replicas:
         replicas,
         local_optimizer(run.optimizer, task.groups(model), model),
         local_batch=run.averaging.local_batch,
-        max_norm=run.optimizer.max_gradient_norm,
+        max_norm=run.optimizer.max_grad_norm,
         learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),
     )

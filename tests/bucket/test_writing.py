@@ -86,7 +86,7 @@ def test_a_check_says_whether_a_bucket_can_be_written_and_read_and_leaves_nothin
     assert hub.buckets == {"us/down": {}}
     hub.read_only = True
     assert "us/down cannot be written: the Hub does not let you" in try_bucket("us/down", None, RUN)
-    assert "downloads_folder in coordinator.toml" in try_bucket("https://example.org/down", None, RUN)
+    assert "state_bucket_folder in coordinator.toml" in try_bucket("https://example.org/down", None, RUN)
     told = try_bucket("https://localhost:9/down", tmp_path, RUN)
     assert "let the web server show that folder there" in told
     assert not list((tmp_path / RUN).iterdir())

@@ -38,7 +38,7 @@ class GoingOn(TinyTask):
 
 
 def run_from(start: str, **sections: Any) -> RunConfig:
-    return tiny_run(task={"name": "tiny", "start": start}, **sections)
+    return tiny_run(task={"name": "tiny", "init_from": start}, **sections)
 
 
 def test_a_start_is_measured_once_for_each_configuration_also_when_the_coordinator_starts_again(

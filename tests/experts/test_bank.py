@@ -69,9 +69,9 @@ def test_every_host_has_the_same_first_weights_and_every_expert_its_own() -> Non
         one.hold([ExpertName(1, 0, 0)])
 
 
-@pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"name": "lamb"}, {"name": "lamb", "state": "8bit"}])
+@pytest.mark.parametrize("optimizer", [{"name": "adamw"}, {"name": "lamb"}, {"name": "lamb", "state_dtype": "8bit"}])
 def test_a_step_is_one_of_the_runs_optimizer_over_the_mean_weighted_by_samples(optimizer: dict[str, Any]) -> None:
-    run, bank = mixed_run({**optimizer, "max_gradient_norm": LIMIT}), full(**optimizer, max_gradient_norm=LIMIT)
+    run, bank = mixed_run({**optimizer, "max_grad_norm": LIMIT}), full(**optimizer, max_grad_norm=LIMIT)
     plain = Network(WIDTH, HIDDEN, seed_of(run.run_id, "expert", NAME))
     groups = [{"params": list(plain.parameters()), "weight_decay": run.optimizer.weight_decay}]
     own = build_optimizer(run.optimizer, groups)

@@ -94,10 +94,10 @@ def test_in_how_many_rows_a_round_is_is_said_where_there_are_several() -> None:
 
 
 def test_the_weights_of_the_last_mixture_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    decay = '[[data.decay]]\ndataset = "./none.txt"\nweight = 0.5\n[optimizer]\nschedule = "warmup-stable-decay"\n'
+    decay = '[[data.cooldown]]\ndataset = "./none.txt"\nweight = 0.5\n[optimizer]\nschedule = "warmup-stable-decay"\n'
     (tmp_path / "run.toml").write_text(RUN.format(weight=1).replace("[optimizer]\n", decay))
     assert main(["check", str(tmp_path / "run.toml")]) == 2
-    assert "the weights of data.decay do not sum to 1: 0.5" in capsys.readouterr().err
+    assert "the weights of data.cooldown do not sum to 1: 0.5" in capsys.readouterr().err
 
 
 def test_a_mixture_that_does_not_sum_is_refused_before_anything_is_tried(

@@ -14,7 +14,7 @@ from dedloc_kit.organizer.round_time import SHARE_OF_LINE
 from tests.tiny import tiny_run
 
 MBIT = 1e6 / 8
-EXPERTS = {"layers": [1, 3, 5], "grid": [4, 5], "chosen": 2, "width": 512, "hidden": 1000}
+EXPERTS = {"layers": [1, 3, 5], "grid": [4, 5], "top_k": 2, "width": 512, "hidden": 1000}
 PARAMETERS = 3 * 512 * 1000
 TRAINERS = [Volunteers(4, "cpu", 20 * MBIT)]
 

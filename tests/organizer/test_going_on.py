@@ -34,8 +34,8 @@ def test_the_demo_of_a_chat_goes_on_from_a_model_whose_shape_context_and_tokeniz
     writer = folder / "causal-model"
     run = prepare_demo("chat", tmp_path, str(writer))
     options = run.task.options
-    assert (run.name, options["start"], options["architecture"]) == ("chat-smoke", str(writer), "llama")
-    assert (options["sequence_length"], options["start_sha256"]) == (96, fingerprint(writer))
+    assert (run.name, options["init_from"], options["architecture"]) == ("chat-smoke", str(writer), "llama")
+    assert (options["sequence_length"], options["init_from_sha256"]) == (96, fingerprint(writer))
     task: Any = create_task(run)
     assert task.first_model().config.hidden_size == 32
     assert len(task.tokenizer) == task.first_model().get_input_embeddings().num_embeddings
@@ -72,7 +72,7 @@ def test_neither_tokens_nor_a_tokenizer_are_prepared_for_conversations(folder: P
     run = prepare_demo("chat", tmp_path, str(folder / "causal-model"))
     with pytest.raises(UserError, match=r"^the task 'chat' reads its data as it is, so there are no tokens"):
         prepare_tokens(run, tmp_path / "tokens")
-    task = run.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer"), "vocabulary": 300})
+    task = run.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer"), "vocab_size": 300})
     with pytest.raises(UserError, match=r"has the tokenizer of the model that it goes on from; remove task\.to"):
         prepare_tokenizer(run.model_copy(update={"task": task}))
     assert {path.name for path in tmp_path.iterdir()} == set()

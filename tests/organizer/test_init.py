@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixtur
     told = []
     for name, more in (("ours", []), ("theirs", ["--evaluation", "a/b"])):
         assert main(["init", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
-        assert load_run(Path(f"{name}/run.toml")).task.options["start"] == start
+        assert load_run(Path(f"{name}/run.toml")).task.options["init_from"] == start
         told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     assert [line.partition("    #")[0] for line in told] == [
         "dedloc prepare tokenizer ours/run.toml",
@@ -237,7 +237,7 @@ def test_who_is_asked_which_model_it_is_to_be_is_told_what_each_is_for(
     said = capsys.readouterr().out
     assert "continue     go on from a model that exists" in said
     assert "gpt          a model that writes" in said
-    assert load_run(Path("our-run/run.toml")).task.options["start"] == start
+    assert load_run(Path("our-run/run.toml")).task.options["init_from"] == start
 
 
 def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

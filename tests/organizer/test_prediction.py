@@ -134,7 +134,7 @@ def test_where_the_coordinators_line_is_the_last_helpers_with_such_a_line_divide
 
 
 def test_newcomers_states_go_over_the_lines_of_those_who_average_unless_a_bucket_gives_them() -> None:
-    stored = tiny_run(averaging={"downloads": "us/down"})
+    stored = tiny_run(averaging={"state_bucket": "us/down"})
     for count, parameters, most in ((20, 1_000_000, 1.0), (20, 18_000_000, 1.0), (100, 1_000_000_000, 0.5)):
         mix = [Volunteers(count, "t4", 50 * MBIT)]
         asked, fetched = (predict(each, rehearsed(parameters=parameters), mix, 100 * MBIT) for each in (run(), stored))
@@ -144,14 +144,14 @@ def test_newcomers_states_go_over_the_lines_of_those_who_average_unless_a_bucket
         assert fetched.newcomers == 0.0
         assert fetched.network == pytest.approx(alone * (count + 1 + UPLOADS) / (count + 1), rel=0.01)
     told = [
-        any("averaging.downloads" in line for line in describe_prediction(run(), each)) for each in (asked, fetched)
+        any("averaging.state_bucket" in line for line in describe_prediction(run(), each)) for each in (asked, fetched)
     ]
     assert told == [True, False]
     assert UPLOADS == 1 + 1 / SHARE
 
 
 def test_a_state_is_the_parameters_and_what_the_optimizer_of_global_steps_remembers() -> None:
-    runs = {12: run(), 6: tiny_run(optimizer={"state": "8bit"}), 8: tiny_run(averaging={"mode": "local-steps"})}
+    runs = {12: run(), 6: tiny_run(optimizer={"state_dtype": "8bit"}), 8: tiny_run(averaging={"mode": "local-steps"})}
     assert {size: state_bytes(each, 1000) for size, each in runs.items()} == {size: 1000 * size for size in runs}
 
 

@@ -22,7 +22,7 @@ global_batch = 8
 [task]
 name = "albert"
 tokenizer = "tokenizer"
-vocabulary = {vocabulary}
+vocab_size = {vocabulary}
 [[data.train]]
 dataset = "./corpus.txt"
 """
@@ -80,7 +80,7 @@ SMALL = """
 name = "small"
 [task]
 tokenizer = "tokenizer-small"
-vocabulary = 24
+vocab_size = 24
 [[data.train]]
 dataset = "data.txt"
 """
@@ -125,11 +125,11 @@ def test_the_kit_brings_a_text_of_documents_of_sentences_to_train_on_and_to_hold
 def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shipped: Path, tmp_path: Path) -> None:
     (shipped / "corpus.txt").rename(shipped / "data.txt")
     text = (shipped / "run.toml").read_text(encoding="utf-8")
-    (shipped / "run.toml").write_text(text.replace("[task]", '[task]\nstart = "./start"'))
+    (shipped / "run.toml").write_text(text.replace("[task]", '[task]\ninit_from = "./start"'))
     with pytest.raises(UserError, match=r"goes on from a model in .*start; make it as .*README\.md says"):
         prepare_demo("recipe", tmp_path / "demo")
     (shipped / "start").mkdir()
-    assert prepare_demo("recipe", tmp_path / "demo").task.options["start"] == str(shipped / "start")
+    assert prepare_demo("recipe", tmp_path / "demo").task.options["init_from"] == str(shipped / "start")
 
 
 def test_a_demo_whose_codes_are_not_here_says_where_it_is_told_how_to_make_them(shipped: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_text_for_fewer_tokens_than_asked_for_is_said(path: Path, capfd: pytest.
     ("key", "value", "problem"),
     [
         ("tokenizer", "owner/name", "task.tokenizer must be a local folder"),
-        ("vocabulary", None, "task.vocabulary must say how many"),
+        ("vocab_size", None, "task.vocab_size must say how many"),
     ],
 )
 def test_a_run_that_names_no_tokenizer_of_its_own_is_refused(path: Path, key: str, value: object, problem: str) -> None:

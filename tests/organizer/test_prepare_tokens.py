@@ -93,12 +93,12 @@ def test_the_shards_hold_the_documents_of_the_text_in_another_order(run: RunConf
 
 def test_the_data_of_the_decay_is_prepared_too_and_each_source_once(run: RunConfig, tmp_path: Path) -> None:
     one, two = run.data.train
-    data = run.data.model_copy(update={"train": (one,), "decay": (two, one.model_copy(update={"weight": 3.0}))})
+    data = run.data.model_copy(update={"train": (one,), "cooldown": (two, one.model_copy(update={"weight": 3.0}))})
     both = run.model_copy(update={"data": data})
     assert list(prepare_tokens(both, tmp_path / "tokens")) == ["one.parquet", "two.parquet"]
     sections = tomllib.loads(sources_toml(both, "tokens", None))["data"]
     assert [each["subset"] for each in sections["train"]] == ["one.parquet"]
-    assert [(each["subset"], each["weight"]) for each in sections["decay"]] == [
+    assert [(each["subset"], each["weight"]) for each in sections["cooldown"]] == [
         ("two.parquet", 0.5),
         ("one.parquet", 3.0),
     ]
@@ -236,7 +236,7 @@ global_batch = 8
 [task]
 name = "albert"
 tokenizer = "words"
-vocabulary = 100
+vocab_size = 100
 sequence_length = 32
 [task.model]
 hidden_size = 32

@@ -55,7 +55,7 @@ def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]
         "intermediate_size": 4 * HIDDEN,
         "max_position_embeddings": LENGTH,
     }
-    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocabulary": TOKENS, "sequence_length": LENGTH}
+    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocab_size": TOKENS, "sequence_length": LENGTH}
     return {
         "name": "rehearsal-test",
         "global_batch": 512,
@@ -121,9 +121,9 @@ def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
     assert "global_batch is 4, smaller than one microbatch (8 samples); set it to 64" in refusal(
         microbatch=8, global_batch=4
     )
-    said = refusal({"vocabulary": 70})
-    assert "task.vocabulary is 70" in said
-    assert "has 39 tokens; set vocabulary = 39" in said
+    said = refusal({"vocab_size": 70})
+    assert "task.vocab_size is 70" in said
+    assert "has 39 tokens; set vocab_size = 39" in said
     assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
     assert "dedloc prepare tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
     rows = folder / "rows.jsonl"
@@ -183,7 +183,7 @@ def overlap(run: RunConfig, folder: Path) -> str:
     [{"dataset": "corpus.txt"}, {"dataset": "corpus.txt", "weight": 2}, {"dataset": "link.txt"}, {"dataset": "."}],
     ids=["equal", "another weight", "another name", "the folder that it lies in"],
 )
-@pytest.mark.parametrize("of", ["train", "decay"])
+@pytest.mark.parametrize("of", ["train", "cooldown"])
 def test_held_out_data_that_is_the_training_data_is_a_fault(
     folder: Path, tmp_path: Path, held_out: dict[str, Any], of: str
 ) -> None:
@@ -290,13 +290,13 @@ def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_
     text, more = ({"dataset": str(folder / name)} for name in ("checked.parquet", "more.txt"))
     parquet.write_table(pyarrow.table({"text": [SENTENCES] * 200}), folder / "checked.parquet")
     (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
-    data = {"train": [text], "decay": [more]}
-    heard = tried(folder, data={**data, "decay": [text]}, **checks)
+    data = {"train": [text], "cooldown": [more]}
+    heard = tried(folder, data={**data, "cooldown": [text]}, **checks)
     assert isinstance(heard[-1], Rehearsed)
     assert heard[-1].cost is not None
     with pytest.raises(UserError, match=r"more\.txt cannot be read from the middle"):
         tried(folder, data=data, **checks)
-    assert isinstance(tried(folder, data={**data, "evaluation": more, "decay": []}, **checks)[-1], Rehearsed)
+    assert isinstance(tried(folder, data={**data, "evaluation": more, "cooldown": []}, **checks)[-1], Rehearsed)
     dropping = {**values(folder, {})["task"]["model"], "hidden_dropout_prob": 0.1}
     with pytest.raises(UserError, match=r"hidden_dropout_prob is 0\.1, .*; set it to 0; or remove trust\.checks"):
         tried(folder, {"model": dropping}, data=data, **checks)

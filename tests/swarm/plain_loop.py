@@ -42,7 +42,7 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
                 loss = task.loss(model, task.prepare(batch), step).mean * (samples_in(batch) / total)
                 loss.backward()
             assert taken == samples
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         optimizer.step()

@@ -54,7 +54,7 @@ def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordin
 @pytest.mark.soak
 def test_a_newcomer_to_a_state_of_8_bits_ends_with_the_same_bits_as_the_others(tmp_path: Path) -> None:
     steps, hold = 6, tmp_path / "hold"
-    optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000, "state": "8bit"}
+    optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000, "state_dtype": "8bit"}
     run = tiny_run(global_batch=64, task={"name": "tiny", "hidden": 1100}, optimizer=optimizer)
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=steps)

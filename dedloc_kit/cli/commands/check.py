@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,
-        downloads_folder=settings_beside(options.run).get("downloads_folder"),
+        state_bucket_folder=settings_beside(options.run).get("state_bucket_folder"),
         console=console,
         **given(JoinOptions, options, *_TRIED_WITH),
     )

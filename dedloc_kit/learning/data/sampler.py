@@ -29,7 +29,7 @@ often of 1,000 rows and some megabytes) should be a small part of that, for at i
 _IN_A_CHUNK, _MAX_CHUNK = CHUNK // STRETCH, 4 * CHUNK
 """Stretches in a chunk at most, whatever their size, and bytes."""
 DECAY = 2**32
-"""Blocks from this number on are of `data.decay`. Nobody reads so many of either mixture."""
+"""Blocks from this number on are of `data.cooldown`. Nobody reads so many of either mixture."""
 _MAX_POSITION = 2**32
 _ONE = 2**24
 """A share of 1, in whole numbers, which all machines multiply alike."""

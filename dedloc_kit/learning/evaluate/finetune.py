@@ -191,7 +191,7 @@ def fine_tune(
             loss = _forward(model, batch, samples.pad, half).loss
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), schedule.max_gradient_norm)
+            nn.utils.clip_grad_norm_(model.parameters(), schedule.max_grad_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

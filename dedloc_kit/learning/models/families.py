@@ -117,11 +117,12 @@ class Family:
             model, missing = load_weights(self.automatic, folder, dtype=torch.float32)
         except Exception as error:  # OSError, ValueError, RuntimeError, and what safetensors raises
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise UserError(f"the model of task.start cannot be loaded ({lines[0][:200]}); name another one") from None
+            problem = f"the model of task.init_from cannot be loaded ({lines[0][:200]})"
+            raise UserError(f"{problem}; name another one") from None
         if missing:
             raise UserError(
-                f"the model of task.start lacks {len(missing)} weights that this task needs, such as '{missing[0]}'; "
-                "name one that was trained for it"
+                f"the model of task.init_from lacks {len(missing)} weights that this task needs, such as "
+                f"'{missing[0]}'; name one that was trained for it"
             )
         loaded: nn.Module = model
         return loaded

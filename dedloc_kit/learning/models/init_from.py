@@ -27,7 +27,7 @@ class Undescribed(UserError):
 
     def __init__(self, lines: str) -> None:
         super().__init__(
-            "task.start is a folder, which volunteers do not have, so the run's file must say what is in it: "
+            "task.init_from is a folder, which volunteers do not have, so the run's file must say what is in it: "
             "dedloc check RUN.toml prints the lines"
         )
         self.lines = lines
@@ -35,7 +35,7 @@ class Undescribed(UserError):
 
 @dataclass(frozen=True)
 class Start:
-    """What `task.start` names. Raises UserError with the fix if that can be no model.
+    """What `task.init_from` names. Raises UserError with the fix if that can be no model.
 
     :ivar name: `OWNER/NAME@COMMIT` of the Hub, or a folder
     :ivar sha256: of a folder, as `fingerprint` says
@@ -47,12 +47,12 @@ class Start:
     def __post_init__(self) -> None:
         if self.is_on_hub:
             if self.sha256 is not None:
-                raise UserError("task.start_sha256 is of a folder; leave it out, for the commit pins the model")
+                raise UserError("task.init_from_sha256 is of a folder; leave it out, for the commit pins the model")
             self._named.pinned()
 
     @property
     def _named(self) -> Named:
-        return Named("task.start", self.name, "correct it, or name another start")
+        return Named("task.init_from", self.name, "correct it, or name another model")
 
     def look(self) -> None:
         """Raise UserError if it is not there, is no model, or may not be read."""
@@ -86,7 +86,7 @@ class Start:
         values = self._named.config(path)
         if not isinstance(values.get("model_type"), str):
             raise UserError(
-                f"the config.json of {self.shown} cannot be used (it names no model_type); name another start"
+                f"the config.json of {self.shown} cannot be used (it names no model_type); name another model"
             )
         return values
 
@@ -120,7 +120,8 @@ class Start:
         folder = self._weights()
         if self.folder is not None and (found := fingerprint(self.folder)) != self.sha256:
             raise UserError(
-                f"{self.shown} is not what the run's file says: task.start_sha256 must be {found}, if that is the model"
+                f"{self.shown} is not what the run's file says: task.init_from_sha256 must be {found}, if that is the "
+                "model"
             )
         return folder
 
@@ -130,7 +131,7 @@ class Start:
 
     def _files(self) -> Path:
         if not self.is_on_hub and self.folder is None:
-            raise UserError(f"task.start: {self.name} is a folder of the organizer's; {HAVE_IT_HERE}")
+            raise UserError(f"task.init_from: {self.name} is a folder of the organizer's; {HAVE_IT_HERE}")
         return self._named.files([CONFIG])
 
     def described(self, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,7 +142,7 @@ class Start:
         # transformers believes the tensors: what differs in the file is not tied.
         if known.get("tie_word_embeddings") and family.unties(family.load(self._weights())):
             known["tie_word_embeddings"] = False
-        return known, {"architecture": self.config["model_type"], "start_sha256": fingerprint(self.folder)}
+        return known, {"architecture": self.config["model_type"], "init_from_sha256": fingerprint(self.folder)}
 
     def _lines(self, family: Family) -> str:
         """What the run's file has to say of a folder."""

@@ -20,7 +20,7 @@ _COMMIT = r"[0-9a-f]{40}"
 class Named:
     """What a key of the run's file names.
 
-    :ivar key: such as `task.start`
+    :ivar key: such as `task.init_from`
     :ivar fix: what to do if it is not there
     """
 

@@ -73,7 +73,7 @@ def _config(model: Any, settings: ExpertsConfig, theirs: str) -> Any:
     rows, columns = settings.grid
     experts = {
         "num_experts": rows * columns,
-        "num_experts_per_tok": settings.chosen,
+        "num_experts_per_tok": settings.top_k,
         "norm_topk_prob": True,
         "moe_intermediate_size": settings.hidden,
         "mlp_only_layers": [at for at in range(own["num_hidden_layers"]) if at not in settings.layers],

@@ -15,8 +15,10 @@ from dedloc_kit.learning.data.text.plain import PlainTokenizer
 from dedloc_kit.learning.data.tokenizers.special_tokens import counterparts
 from dedloc_kit.learning.data.tokenizers.spelling import spellings
 
-_DIFFERENT = "task.start has another shape than the run's model ('{name}' differs); take it from there: leave out what \
-task.model and task.architecture say against it"
+_DIFFERENT = (
+    "task.init_from has another shape than the run's model ('{name}' differs); take it from there: leave out what "
+    "task.model and task.architecture say against it"
+)
 
 
 @dataclass(frozen=True)

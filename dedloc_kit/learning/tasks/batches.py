@@ -29,7 +29,7 @@ from dedloc_kit.learning.train.computing.microbatch import MAX_SAMPLES, pieces
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""
 TRAIN_START, DECAY_START = Position(0), Position(DECAY)
-"""Where the data begins, and where that of `data.decay` does."""
+"""Where the data begins, and where that of `data.cooldown` does."""
 WIDE_STRETCH = 2**23
 """Bytes of a stretch where all microbatches have the same size: of a block a part of one is given up at its end, so it
 has to hold many. Such tasks learn from pictures."""
@@ -67,7 +67,7 @@ def after(batch: Batch) -> Position:
 
 class Batches:
     """The batches of a run's data in the order of a seed (`seed_for`): those of `data.train`, and from `DECAY_START` on
-    those of `data.decay`.
+    those of `data.cooldown`.
 
     Each holds `ORIGIN`, but where a task makes its samples without data. For one thread at a time.
 
@@ -78,7 +78,7 @@ class Batches:
     def __init__(self, run: RunConfig, task: Task, seed: int, warn: Warn, module: str | None = None) -> None:
         self._run, self._warn = run, warn
         self.seed = seed
-        self._task = cache(lambda decay: create_task(run_on(run, run.data.decay), module) if decay else task)
+        self._task = cache(lambda decay: create_task(run_on(run, run.data.cooldown), module) if decay else task)
         # Who asks for a microbatch often asks for its neighbour.
         self._again = lru_cache(maxsize=1)(self._read_again)
         self._blocks = cache(self._open)
@@ -88,8 +88,8 @@ class Batches:
 
     @property
     def has_decay(self) -> bool:
-        """Whether the run names `data.decay`."""
-        return bool(self._run.data.decay)
+        """Whether the run names `data.cooldown`."""
+        return bool(self._run.data.cooldown)
 
     def batches(self, microbatch: int, position: Position = TRAIN_START) -> Iterator[Batch]:
         """Batches without end, from a position on, at most `microbatch` samples in each.
@@ -130,7 +130,7 @@ class Batches:
         """
         number, begin = divmod(origin.position, self._size)
         decay = origin.block >= DECAY
-        if decay and not self._run.data.decay:
+        if decay and not self._run.data.cooldown:
             raise ValueError("the run has no data for its end")
         if begin + origin.samples <= self._size:  # else no device can have got it, and nothing has to be read for it
             batch = self._batch(self._again(origin.block, origin.missing), decay, number)
@@ -158,7 +158,7 @@ class Batches:
     def _open(self, decay: bool) -> Blocks:
         task, data = self._task(decay), self._run.data
         return Blocks(
-            data.decay if decay else data.train,
+            data.cooldown if decay else data.train,
             task.read,
             seed=seed_of(self.seed, "decay") if decay else self.seed,
             warn=self._warn,
@@ -196,7 +196,7 @@ def loader_of(run: RunConfig, task: Task, warn: Warn, ahead: int) -> Loader:
 
 class Feed:
     """What a volunteer trains on: its data from where it stopped, and while the learning rate falls that of
-    `data.decay`, if that names anything.
+    `data.cooldown`, if that names anything.
 
     :param loader: a `loader_of` this run, which makes the batches of `data.train`; none, or once its process has died:
         a thread does

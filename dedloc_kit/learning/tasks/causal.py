@@ -67,10 +67,8 @@ class Causal(PackedTask):
         layers, shared = self.config().num_hidden_layers, self.options.shared_layers
         if layers % shared:
             raise UserError(f"task.shared_layers must divide task.model.num_hidden_layers ({layers})")
-        if shared > 1 and self.options.start:
-            raise UserError(
-                "the layers of task.start have weights of their own; remove task.shared_layers or the start"
-            )
+        if shared > 1 and self.options.init_from:
+            raise UserError("the layers of task.init_from have weights of their own; remove one of them")
         if run.experts is not None:
             check_experts(self.config(), run.experts)
 
@@ -89,8 +87,8 @@ class Causal(PackedTask):
         match feature:
             case "experts" if self.options.shared_layers > 1:
                 return "layers that share weights would share a gate, but no experts; remove task.shared_layers"
-            case "experts" if self.options.start:
-                return "task.start is a whole model, which has no experts; remove the start"
+            case "experts" if self.options.init_from:
+                return "task.init_from is a whole model, which has no experts; remove one of them"
             case "experts" | "distributed_eval":
                 return ""
             case "to_transformers":
@@ -104,8 +102,8 @@ class Causal(PackedTask):
         return stock(model, self.run.experts, folder)
 
     def _why_undivided(self) -> str:
-        if self.options.start:
-            return "task.start is a whole model, from which stages cannot go on yet; remove one of them"
+        if self.options.init_from:
+            return "task.init_from is a whole model, from which stages cannot go on yet; remove one of them"
         if self.config().tie_word_embeddings:
             return "the first and the last stage cannot share a matrix; set task.model.tie_word_embeddings to false"
         if drops := dropping(self.config().to_dict()):
@@ -165,7 +163,7 @@ class Causal(PackedTask):
         loss = Loss.of(mean, len(batch[TARGETS]))
         if self.run.experts is None:
             return loss
-        factor = self.run.experts.balance * batch["input_ids"].numel()
+        factor = self.run.experts.aux_loss_weight * batch["input_ids"].numel()
         return loss._replace(total=loss.total + factor * imbalance_of(model))
 
     @property

@@ -23,7 +23,7 @@ def averaged_again(parts: Sequence[Tensor], weights: Sequence[int], trust: Trust
     :param parts: of those that count, as they were sent, with as many samples each as count
     """
     average = torch.zeros_like(parts[0])
-    if trust.aggregate == "clip":
+    if trust.aggregator == "clip":
         clipped_mean(parts, weights, average)
         return average
     for part, weight in zip(parts, weights, strict=True):

@@ -38,7 +38,7 @@ class Batch:
     Nobody sees at once that the batch is full, and until the group stands some time passes. So everyone fixes its part
     when the batch is full by what the others told and have surely computed since, and the round begins when all of it
     is told. A part that was fixed too early is open again, and takes in what was computed meanwhile; so is one whose
-    round has ended, whether it has counted or not. With `averaging.overfull` it is fixed when the round begins.
+    round has ended, whether it has counted or not. With `averaging.allow_overflow` it is fixed when the round begins.
 
     :param vector: takes the mean of what is fixed
     :param counting: how much of what is told counts
@@ -97,7 +97,7 @@ class Batch:
         averaging = self._run.averaging
         if not self.fixed or not averaging.overlap:
             return self.fixed
-        if averaging.overfull:
+        if averaging.allow_overflow:
             return False
         mine = self._own_rate()
         near = [told for peer, told in self._tracker.others().items() if self._tracker.is_near(peer)]
@@ -113,7 +113,7 @@ class Batch:
         :param rows: the others whose samples count, where peers are divided into rows
         """
         self._rows = rows
-        if self._run.averaging.overfull:
+        if self._run.averaging.allow_overflow:
             return
         told, now = samples_of(self._counting, self.samples, in_sync, rows), time.monotonic()
         wanted = self.wanted

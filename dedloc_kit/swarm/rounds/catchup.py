@@ -58,8 +58,8 @@ class CatchUp:
         self._on_loading = on_loading
         self._checked = self._run.trust.checks == "on"
         """Then whoever is given anything false would seem to cheat."""
-        downloads = self._run.averaging.downloads
-        bucket = None if downloads is None else Bucket(downloads, self._run.run_id)
+        state_bucket = self._run.averaging.state_bucket
+        bucket = None if state_bucket is None else Bucket(state_bucket, self._run.run_id)
         self._stored = StoredCopies(bucket, tracker, stop, on_loading)
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,

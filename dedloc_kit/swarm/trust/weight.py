@@ -76,7 +76,7 @@ class Earned:
 
 def weighing(run: RunConfig) -> Weigh:
     """How a run weighs the members of a group."""
-    usual: Weigh = allowed if run.trust.aggregate == "clip" else claimed
+    usual: Weigh = allowed if run.trust.aggregator == "clip" else claimed
     return Earned(usual) if run.probation else usual
 
 

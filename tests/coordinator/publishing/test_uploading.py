@@ -15,7 +15,7 @@ from tests.tiny import tiny_run
 def test_a_run_goes_on_and_newcomers_join_while_its_bucket_is_away_and_while_it_fails_three_of_ten_times(
     tmp_path: Path,
 ) -> None:
-    run, chance, away = tiny_run(averaging={"downloads": "us/down"}), random.Random(1), True
+    run, chance, away = tiny_run(averaging={"state_bucket": "us/down"}), random.Random(1), True
     shown = tmp_path / "shown" / run.run_id
     found = files(lambda name: (shown / name).read_bytes() if (shown / name).is_file() else None)
 
@@ -24,7 +24,7 @@ def test_a_run_goes_on_and_newcomers_join_while_its_bucket_is_away_and_while_it_
 
     with serving(answer) as server, Swarm(run, tmp_path) as swarm:
         environment = {"HF_ENDPOINT": server.address, "TINY_PAUSE": "0.3"}
-        coordinator = swarm.coordinator(environment, downloads_folder=tmp_path / "shown")
+        coordinator = swarm.coordinator(environment, state_bucket_folder=tmp_path / "shown")
         swarm.volunteer("one", environment, microbatch=4).wait_for_step(1)
         wait_until(shown.is_dir, "nothing was put there")
         early = swarm.volunteer("early", environment, microbatch=4)

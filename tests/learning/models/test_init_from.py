@@ -70,7 +70,7 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 def run_from(folder: Path, start: str, **options: Any) -> RunConfig:
     """A run with nothing but a start and text, unless `options` say more."""
     run = text_run(folder, "causal")
-    chosen = {"sequence_length": 32, "evaluation_samples": 20, "start": start, **options}
+    chosen = {"sequence_length": 32, "evaluation_samples": 20, "init_from": start, **options}
     return run.model_copy(update={"task": TaskConfig(name="causal", **chosen)})
 
 
@@ -203,7 +203,7 @@ def test_an_encoder_may_go_on_too(folder: Path) -> None:
     first.save(model, published)
     shape = {key: each for key, each in first.family.published(model.config.to_dict()).items() if each is not None}
     run = text_run(folder, "encoder")
-    start = {"start": str(published), "start_sha256": fingerprint(published)}
+    start = {"init_from": str(published), "init_from_sha256": fingerprint(published)}
     options = {**run.task.options, **start, "architecture": "bert", "model": shape}
     task = create_task(run.model_copy(update={"task": TaskConfig(name="encoder", **options)}))
     assert isinstance(task, Encoder)
@@ -222,7 +222,7 @@ def broken(folder: Path, published: Path, change: Callable[[Path], None]) -> Run
     shutil.copytree(folder / "published", published)
     lines = lines_of(folder, published)
     change(published)
-    lines["start_sha256"] = fingerprint(published)
+    lines["init_from_sha256"] = fingerprint(published)
     return run_from(folder, str(published), **lines)
 
 
@@ -248,8 +248,8 @@ def cut_off(published: Path) -> None:
         (lambda at: (at / "config.json").unlink(), "published holds no config.json, so it is no model of transformers"),
         (other_kind, 'task.architecture is "llama", and published is "bert"; leave it out'),
         (fewer_rows, "tokens, its model 100: they do not belong together"),
-        (cut_off, "the model of task.start cannot be loaded"),
-        (shutil.rmtree, "task.start: there is no folder"),
+        (cut_off, "the model of task.init_from cannot be loaded"),
+        (shutil.rmtree, "task.init_from: there is no folder"),
     ],
 )
 def test_what_cannot_be_gone_on_from_is_refused_in_a_line(
@@ -272,18 +272,18 @@ def test_a_value_of_the_model_that_the_runs_file_lacks_is_told(folder: Path) -> 
 
 
 def test_another_model_than_the_runs_file_says_is_refused(folder: Path) -> None:
-    lines = lines_of(folder, folder / "published") | {"start_sha256": "0" * 64}
-    with pytest.raises(UserError, match=r"not what the run's file says: task\.start_sha256 must be [0-9a-f]{64}"):
+    lines = lines_of(folder, folder / "published") | {"init_from_sha256": "0" * 64}
+    with pytest.raises(UserError, match=r"not what the run's file says: task\.init_from_sha256 must be [0-9a-f]{64}"):
         causal(run_from(folder, str(folder / "published"), **lines)).first_model()
 
 
 @pytest.mark.parametrize(
     ("start", "options", "problem"),
     [
-        ("us/", {}, "task.start must be OWNER/NAME@COMMIT of the Hub, or a folder"),
-        ("us/model", {}, 'task.start must name a commit, so that it stays the same: "us/model@"'),
-        ("us/model@main", {}, "task.start must name a commit"),
-        ("model", {}, "task.start: model is a folder of the organizer's; if you have a copy, name it with --data"),
+        ("us/", {}, "task.init_from must be OWNER/NAME@COMMIT of the Hub, or a folder"),
+        ("us/model", {}, 'task.init_from must name a commit, so that it stays the same: "us/model@"'),
+        ("us/model@main", {}, "task.init_from must name a commit"),
+        ("model", {}, "task.init_from: model is a folder of the organizer's; if you have a copy, name it with --data"),
         ("us/model@COMMIT", {"architecture": "qwen3"}, 'task.architecture is "qwen3", and us/model@'),
         ("us/model@COMMIT", {"sequence_length": 65}, "task.sequence_length must be at most"),
         ("us/model@" + "0" * 40, {"tokenizer": "TOKENIZER"}, "us/model has no commit 0000"),
@@ -304,11 +304,11 @@ def test_a_start_that_cannot_be_is_told_when_the_task_is_made(
 
 
 def test_a_start_beside_the_runs_file_is_found_and_the_public_learns_its_name_alone(folder: Path) -> None:
-    text = 'name = "x"\nglobal_batch = 8\n[task]\nname = "causal"\nstart = "./published"\ntokenizer = "a/b"\n'
+    text = 'name = "x"\nglobal_batch = 8\n[task]\nname = "causal"\ninit_from = "./published"\ntokenizer = "a/b"\n'
     (folder / "run.toml").write_text(text + '[[data.train]]\ndataset = "a/b"\n')
     run = load_run(folder / "run.toml")
-    assert run.task.options["start"] == str(folder / "published")
-    assert json.loads(described(run))["run"]["task"]["start"] == "published"
+    assert run.task.options["init_from"] == str(folder / "published")
+    assert json.loads(described(run))["run"]["task"]["init_from"] == "published"
     assert not names_local_files(run), "volunteers do not read it"
 
 

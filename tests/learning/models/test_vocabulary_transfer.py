@@ -94,7 +94,7 @@ def test_tokens_that_none_spell_are_drawn_from_the_seed_with_the_spread_of_the_o
 
 def test_models_that_differ_in_more_are_refused() -> None:
     for old, new in ((llama(6), neox(6)), (neox(6), neox(6).gpt_neox)):
-        with pytest.raises(UserError, match=r"^task\.start has another shape than the run's model"):
+        with pytest.raises(UserError, match=r"^task\.init_from has another shape than the run's model"):
             transplant(old, new, Origins([[0]]), 0)
 
 

@@ -90,7 +90,7 @@ def test_a_few_steps_of_one_process_lower_the_held_out_loss(folder: Path, archit
 
 def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> None:
     """Without the term for balance, which sees a microbatch at a time."""
-    run = mixed(text_run(folder, "causal"), balance=0.0)
+    run = mixed(text_run(folder, "causal"), aux_loss_weight=0.0)
     task = create_task(run)
     batch = next(batches_from(task, 16, 0, fail))
     loops = [PlainLoop(run, task) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_a_step_does_not_depend_on_how_its_samples_are_divided(folder: Path) -> 
 
 
 def test_the_term_for_balance_is_part_of_the_training_loss_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = mixed(text_run(folder, "causal"), balance=10.0)
+    run = mixed(text_run(folder, "causal"), aux_loss_weight=10.0)
     task = create_task(run)
     loop = PlainLoop(run, task)
     gate, batch = next(mixtures_of(loop.model)).gate, next(batches_from(task, 8, 0, fail))
@@ -143,8 +143,8 @@ def test_layers_that_share_weights_have_no_experts(folder: Path) -> None:
 def test_a_model_that_goes_on_from_another_has_no_experts(folder: Path) -> None:
     task: Any = create_task(mixed(text_run(folder, "causal")))
     assert task.unsupported("experts") == ""
-    task.options = task.options.model_copy(update={"start": "a/b"})
-    assert task.unsupported("experts").endswith("remove the start")
+    task.options = task.options.model_copy(update={"init_from": "a/b"})
+    assert task.unsupported("experts").endswith("remove one of them")
 
 
 def test_an_architecture_whose_layers_have_no_feed_forward_network_of_their_own_is_refused(folder: Path) -> None:

@@ -60,7 +60,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 def with_last(run: RunConfig) -> RunConfig:
     """The same data for its end."""
-    return run.model_copy(update={"data": run.data.model_copy(update={"decay": run.data.train})})
+    return run.model_copy(update={"data": run.data.model_copy(update={"cooldown": run.data.train})})
 
 
 def checked(run: RunConfig) -> RunConfig:
@@ -169,7 +169,7 @@ def read(batches: Iterator[Batch], count: int) -> list[list[float]]:
 
 def test_the_last_mixture_is_read_from_the_batch_on_with_which_the_rate_falls_and_then_the_first_one_goes_on() -> None:
     now = False
-    with feed(decay=[{"dataset": "a/2"}, {"dataset": "a/3"}]).batches(2, lambda: now, ahead=3) as batches:
+    with feed(cooldown=[{"dataset": "a/2"}, {"dataset": "a/3"}]).batches(2, lambda: now, ahead=3) as batches:
         assert read(batches, 2) == [[1.0, 0.0], [1.0, 1.0]]
         now = True
         assert read(batches, 2) == [[2.0, 3.0, 0.0], [2.0, 3.0, 1.0]]

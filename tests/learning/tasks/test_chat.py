@@ -42,8 +42,8 @@ def start(folder: Path) -> dict[str, Any]:
     exported.mkdir()
     task.export(task.model(), exported, "writer")
     return {
-        "start": str(exported),
-        "start_sha256": fingerprint(exported),
+        "init_from": str(exported),
+        "init_from_sha256": fingerprint(exported),
         "architecture": "llama",
         "tokenizer": str(exported),
     }
@@ -140,7 +140,7 @@ def test_a_run_begins_with_the_model_it_goes_on_from_and_its_new_tokens_with_the
     folder: Path, start: dict[str, Any]
 ) -> None:
     task = task_of(folder, **start)
-    before: Any = AutoModelForCausalLM.from_pretrained(start["start"], dtype=torch.float32)
+    before: Any = AutoModelForCausalLM.from_pretrained(start["init_from"], dtype=torch.float32)
     after: Any = task.first_model()
     old, new = before.get_input_embeddings().weight, after.get_input_embeddings().weight
     assert len(new) == len(old) + 2 == len(task.tokenizer)
@@ -163,7 +163,11 @@ def test_a_chat_goes_on_with_its_own_template_and_learns_no_new_tokens(
     model = first.first_model()
     first.export(model, tmp_path, "first")
     task = task_of(
-        folder, start=str(tmp_path), start_sha256=fingerprint(tmp_path), architecture="llama", tokenizer=str(tmp_path)
+        folder,
+        init_from=str(tmp_path),
+        init_from_sha256=fingerprint(tmp_path),
+        architecture="llama",
+        tokenizer=str(tmp_path),
     )
     assert task.tokenizer.chat_template == first.tokenizer.chat_template
     assert len(task.tokenizer) == len(first.tokenizer)
@@ -174,9 +178,9 @@ def test_a_run_folder_is_named_by_itself_where_its_model_lies_in_it(
     folder: Path, start: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "coordinator").mkdir()
-    (tmp_path / "coordinator" / "model").symlink_to(start["start"], target_is_directory=True)
+    (tmp_path / "coordinator" / "model").symlink_to(start["init_from"], target_is_directory=True)
     for run in (tmp_path, tmp_path / "coordinator"):
-        options = {**start, "start": str(run)}
+        options = {**start, "init_from": str(run)}
         del options["tokenizer"]
         run_of = chat_run(folder, **options)
         task = run_of.task.model_copy()

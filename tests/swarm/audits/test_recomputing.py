@@ -46,7 +46,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunConfi
 
     def made(name: str) -> RunConfig:
         run = text_run(folder, name, model=ALBERT if name == "albert" else {})
-        data = run.data.model_copy(update={"decay": run.data.train})
+        data = run.data.model_copy(update={"cooldown": run.data.train})
         return run.model_copy(update={"trust": TrustConfig(checks="on"), "data": data})
 
     return made
@@ -245,7 +245,7 @@ def test_each_device_can_be_tried_before_its_first_microbatch(
 
 def test_a_run_without_data_for_its_end_has_no_work_on_it(run_of: Callable[[str], RunConfig], tmp_path: Path) -> None:
     run = run_of("causal")
-    run = run.model_copy(update={"data": run.data.model_copy(update={"decay": ()})})
+    run = run.model_copy(update={"data": run.data.model_copy(update={"cooldown": ()})})
     author = Volunteer(run, tmp_path, AUTHOR)
     with author.at_work(4):
         line = Work.read(author.compute().work)

@@ -85,7 +85,7 @@ def test_an_invitation_that_names_files_is_refused_wherever_it_names_them(diary:
         ({}, {"train": [source, {"dataset": name}]}),
         ({}, {"evaluation": {"dataset": name}}),
         ({"tokenizer": name}, {}),
-        ({"start": name}, {}),
+        ({"init_from": name}, {}),
         ({"pictures": {"model": name}}, {}),
     ]
     for task, data in places:
@@ -213,9 +213,9 @@ def test_a_served_model_is_on_the_hub_or_with_other_servers_and_in_no_folder(dia
 
 
 LOCAL: dict[str, Any] = {
-    "task": {"tokenizer": "us/words", "start": "/home/asha/start", "pictures": {"model": "/home/asha/pictures"}},
+    "task": {"tokenizer": "us/words", "init_from": "/home/asha/start", "pictures": {"model": "/home/asha/pictures"}},
     "train": [{"dataset": "us/texts"}],
-    "decay": [{"dataset": "/home/asha/better"}],
+    "cooldown": [{"dataset": "/home/asha/better"}],
     "evaluation": {"dataset": "/home/asha/held-out.txt"},
 }
 
@@ -223,13 +223,13 @@ LOCAL: dict[str, Any] = {
 def test_no_path_of_the_organizer_gets_into_an_invitation_or_on_the_hub() -> None:
     values = tiny_run(optimizer=STEADY).model_dump(mode="json")
     values["task"] |= LOCAL["task"]
-    values["data"] = {key: LOCAL[key] for key in ("train", "decay", "evaluation")}
+    values["data"] = {key: LOCAL[key] for key in ("train", "cooldown", "evaluation")}
     run = parse_run(values)
     for told in (Invitation.of(run, (ADDRESS,)).model_dump_json(), described(run), run.canonical()):
         assert "asha" not in told
         assert all(name in told for name in ("start", "pictures", "better", "held-out.txt"))
     assert Invitation.of(run, (ADDRESS,)).run_config().run_id == run.run_id, "where it lies is no part of the run"
-    assert names_local_files(run), "who trains to the end has to read what is in data.decay"
+    assert names_local_files(run), "who trains to the end has to read what is in data.cooldown"
 
 
 STEADY = {"learning_rate": 0.1, "total_steps": 10, "warmup_steps": 0, "schedule": "warmup-stable-decay"}

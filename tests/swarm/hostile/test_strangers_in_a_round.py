@@ -31,22 +31,22 @@ def gradients() -> list[Tensor]:
     return [common + 0.3 * torch.randn(SIZE) for _ in range(3)]
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "clip"])
-def test_two_of_five_who_claim_the_most_and_send_the_opposite_many_times_over(tmp_path: Path, aggregate: str) -> None:
+@pytest.mark.parametrize("aggregator", ["mean", "clip"])
+def test_two_of_five_who_claim_the_most_and_send_the_opposite_many_times_over(tmp_path: Path, aggregator: str) -> None:
     """With `clip` the step still goes the way of the three."""
     honest = gradients()
-    run = tiny_run(global_batch=BATCH, averaging={"compression": "none"}, trust={"aggregate": aggregate})
+    run = tiny_run(global_batch=BATCH, averaging={"compression": "none"}, trust={"aggregator": aggregator})
     vectors = [*honest, -1000.0 * honest[0], -1000.0 * honest[1]]
     services = Services(tmp_path, run, vectors, samples=(HONEST, HONEST, HONEST, LIAR, LIAR))
     average = asyncio.run(services.meet())
     right = torch.stack(honest).mean(dim=0)
     toward = float(average @ right / (right @ right))
-    assert 0.15 < toward < 0.25 if aggregate == "clip" else toward < -100.0
+    assert 0.15 < toward < 0.25 if aggregator == "clip" else toward < -100.0
 
 
 def test_claims_alone_make_no_batch(tmp_path: Path) -> None:
     """Three honest members have 24 samples of 200; two liars count for as many as an honest one each."""
-    run = tiny_run(global_batch=200, averaging={"compression": "none"}, trust={"aggregate": "clip"})
+    run = tiny_run(global_batch=200, averaging={"compression": "none"}, trust={"aggregator": "clip"})
     services = Services(tmp_path, run, [torch.ones(SIZE)] * 5, samples=(HONEST, HONEST, HONEST, LIAR, LIAR))
     results = asyncio.run(services.results())
     assert [(result.outcome, result.detail) for result in results] == [("refused", "40 of 200 samples")] * 5
@@ -58,7 +58,7 @@ def test_a_volunteer_that_boasts_and_shouts_does_not_keep_three_others_from_trai
 
     All samples are the same one, so that a step of theirs leads down and a step of its own up, whatever the noise.
     """
-    run = tiny_run(global_batch=48, trust={"aggregate": "clip"})
+    run = tiny_run(global_batch=48, trust={"aggregator": "clip"})
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(evaluate_every=100)
         pause = {"TINY_PAUSE": "0.05", "TINY_SAME": "1"}

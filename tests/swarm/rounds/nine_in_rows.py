@@ -268,7 +268,7 @@ class NineInRows:
                         peer.microbatch / sum(brought.values())
                     )
                     loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), self.run.optimizer.max_gradient_norm)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), self.run.optimizer.max_grad_norm)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(self.run.optimizer, step)
             optimizer.step()

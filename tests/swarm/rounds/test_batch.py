@@ -159,15 +159,15 @@ def test_who_is_about_to_finish_the_last_round_has_computed_about_as_long_as_thi
     assert me.batch.fixed
 
 
-@pytest.mark.parametrize(("overfull", "waits"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("allow_overflow", "waits"), [(False, True), (True, False)])
 def test_a_device_waits_once_it_has_computed_its_share_of_the_batch_after_the_full_one(
-    overfull: bool, waits: bool
+    allow_overflow: bool, waits: bool
 ) -> None:
-    me = Peer(overfull=overfull)
+    me = Peer(allow_overflow=allow_overflow)
     me.compute(10)
     me.hear(10)
-    assert me.batch.fixed == (not overfull)
-    if overfull:
+    assert me.batch.fixed == (not allow_overflow)
+    if allow_overflow:
         me.batch.fix()  # the round begins
     me.compute(9)
     assert not me.batch.ahead

@@ -101,7 +101,7 @@ class Swarm:
     def __init__(self, microbatches: Sequence[float], batch: float, round_: float, *, overfull: bool) -> None:
         self.now, self.chance, self.round = 1e9, random.Random(1), round_
         samples = round(batch * sum(MICROBATCH / seconds for seconds in microbatches))
-        self.run = tiny_run(global_batch=samples, averaging={"overfull": overfull})
+        self.run = tiny_run(global_batch=samples, averaging={"allow_overflow": overfull})
         self._stored: list[tuple[float, str, Progress]] = []
         self.peers = [Peer(self, str(number), seconds) for number, seconds in enumerate(microbatches)]
 

@@ -44,7 +44,7 @@ class Coordinator:
     """It takes steps, and puts what follows from them into a folder that a server shows."""
 
     def __init__(self, folder: Path, signer: Signer) -> None:
-        self.run = tiny_run(global_batch=BATCH, averaging={"downloads": "us/down"})
+        self.run = tiny_run(global_batch=BATCH, averaging={"state_bucket": "us/down"})
         self.state = self.new_state()
         self.kept = list[RecentAverage]()
         self.told = list[Warned]()

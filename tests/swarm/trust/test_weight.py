@@ -39,7 +39,7 @@ def test_claims_count_for_nothing_until_half_of_the_members_have_brought_somethi
 def test_a_run_without_it_believes_all_claims() -> None:
     claims = claims_of(HONEST | LIARS)
     assert weighing(tiny_run())(claims) == HONEST | LIARS
-    assert weighing(tiny_run(trust={"aggregate": "clip"}))(claims) == allowed(claims)
+    assert weighing(tiny_run(trust={"aggregator": "clip"}))(claims) == allowed(claims)
 
 
 def test_only_a_run_with_checks_and_open_to_all_puts_newcomers_on_probation_unless_it_says_so() -> None:

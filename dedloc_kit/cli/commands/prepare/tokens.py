@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     changes = pushed_tokenizer(run, options, console) if options.push and has_own_tokenizer(run) else []
     revision = push_tokens(folder, options.push, options.private) if options.push else None
     dataset = options.push or folder.name
-    sections = " and [[data.decay]]" if run.data.decay else ""
+    sections = " and [[data.cooldown]]" if run.data.cooldown else ""
     changes.append(f"in place of every section [[data.train]]{sections}:\n\n{sources_toml(run, dataset, revision)}")
     for change in changes:
         console.print(f"\nput into {options.run}, {change}", soft_wrap=True)

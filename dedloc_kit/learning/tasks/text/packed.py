@@ -44,18 +44,18 @@ class PackedOptions(TextOptions):
     """As transformers calls it."""
     model: dict[str, JsonValue] = Field(default={})
     """Keys of the architecture's configuration class. The vocabulary is the tokenizer's."""
-    start: str | None = None
+    init_from: str | None = None
     """The model that training goes on from: `OWNER/NAME@COMMIT` of the Hub, or a folder of the organizer's, which may
     be that of a run. What is left out above, and the tokenizer, is as it has it."""
-    start_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    init_from_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Of a folder's configuration and weights."""
 
     @model_validator(mode="before")
     @classmethod
     def _tokenizer_of_start(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(start := values.get("start"), str):
-            start = model_in(start)
-            return {"tokenizer": start, **values, "start": start}
+        if isinstance(values, dict) and isinstance(named := values.get("init_from"), str):
+            model = model_in(named)
+            return {"tokenizer": model, **values, "init_from": model}
         return values
 
 
@@ -92,10 +92,10 @@ class PackedTask(TextTask):
     @cached_property
     def _start(self) -> Start | None:
         """The model that training goes on from."""
-        return Start(self.options.start, self.options.start_sha256) if self.options.start else None
+        return Start(self.options.init_from, self.options.init_from_sha256) if self.options.init_from else None
 
     def _load_tokenizer(self) -> Any:
-        if self._start is not None and (self._start.is_on_hub or self.options.tokenizer == self.options.start):
+        if self._start is not None and (self._start.is_on_hub or self.options.tokenizer == self.options.init_from):
             self._start.look()  # else it would be its tokenizer that is said to be gone
         return super()._load_tokenizer()
 
@@ -148,7 +148,7 @@ class PackedTask(TextTask):
 
     def _with_its_vocabulary(self) -> Any:
         """The same task with the tokenizer of the model that it goes on from, evaluated on all of the same text."""
-        options = {key: each for key, each in self.run.task.options.items() if key not in ("tokenizer", "vocabulary")}
+        options = {key: each for key, each in self.run.task.options.items() if key not in ("tokenizer", "vocab_size")}
         texts = self.held_out_packs().texts
         options["evaluation_samples"] = 1 + sum(len(text.encode()) for text in texts)
         task: Any = create_task(self.run.model_copy(update={"task": TaskConfig(name=self.run.task.name, **options)}))
@@ -175,7 +175,7 @@ class PackedTask(TextTask):
         if tokens > rows:
             raise UserError(
                 f"the tokenizer of {start.shown} has {tokens} tokens, its model {rows}: they do not belong together; "
-                "name another start"
+                "name another model"
             )
         return model
 

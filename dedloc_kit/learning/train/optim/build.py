@@ -23,7 +23,7 @@ def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> La
         case "adamw":
             return AdamW(groups, lr=rate, betas=config.betas, eps=config.epsilon)
         case _:
-            kind = Lamb8Bit if config.state == "8bit" else Lamb
+            kind = Lamb8Bit if config.state_dtype == "8bit" else Lamb
             return kind(groups, lr=rate, betas=config.betas, eps=config.epsilon, max_weight_norm=config.max_weight_norm)
 
 

@@ -15,9 +15,9 @@ def in_order(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[T
     theirs = {**NOTHING_ORDERED, **theirs}
     kept, wanted = (any(tensor.dtype == torch.int8 for tensor in tensors.values()) for tensors in (theirs, mine))
     if kept and not wanted:
-        raise ValueError('its optimizer keeps its state in 8 bits: set optimizer.state = "8bit"')
+        raise ValueError('its optimizer keeps its state in 8 bits: set optimizer.state_dtype = "8bit"')
     if wanted and not kept:
-        raise ValueError('its optimizer keeps its state in 32 bits: remove optimizer.state = "8bit"')
+        raise ValueError('its optimizer keeps its state in 32 bits: remove optimizer.state_dtype = "8bit"')
     if mine.keys() != theirs.keys():
         raise ValueError("its tensors are not those of the model")
     return [theirs[name] for name in mine]

@@ -154,7 +154,7 @@ class TrainingState:
         """
         falling = self.decay or begun(self.run.optimizer, decay, receipt.step)
         if self.run.averaging.mode == "global-batch":
-            scale = self.run.optimizer.max_gradient_norm / (norm(average.numpy()) + 1e-6)
+            scale = self.run.optimizer.max_grad_norm / (norm(average.numpy()) + 1e-6)
             if scale < 1.0:
                 average.mul_(scale)
             for group in self.optimizer.param_groups:

@@ -129,4 +129,4 @@ MakeReducer = Callable[[Sequence[Tensor]], Reducer]
 
 def reducer_of(trust: TrustConfig) -> MakeReducer:
     """What a run makes of the members' values."""
-    return ClipReducer if trust.aggregate == "clip" else MeanReducer
+    return ClipReducer if trust.aggregator == "clip" else MeanReducer

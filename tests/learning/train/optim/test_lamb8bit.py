@@ -102,7 +102,7 @@ from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.state import TrainingState
 from tests.tiny import tiny_run
 
-run = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state": "8bit"})
+run = tiny_run(optimizer={"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state_dtype": "8bit"})
 print(torch.backends.cpu.get_cpu_capability())
 for threads in (1, 2, 4):
     torch.set_num_threads(threads)
@@ -134,7 +134,7 @@ def test_neither_the_number_of_threads_nor_the_instructions_of_the_processor_cha
 
 def state_of(kept: str, hidden: int = 1100) -> TrainingState:
     """After three steps."""
-    optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state": kept}
+    optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 10, "state_dtype": kept}
     run = tiny_run(task={"name": "tiny", "hidden": hidden}, optimizer=optimizer)
     task = TinyTask(run)
     state = TrainingState(task.model(), lambda m: build_optimizer(run.optimizer, task.groups(m)), run)
@@ -166,7 +166,7 @@ def test_a_checkpoint_with_the_other_kind_of_state_is_refused_by_the_key(kept: s
     state, other = state_of(kept), state_of(others)
     tensors, info = other.copy()
     before = state.flat.clone()
-    with pytest.raises(ValueError, match=f"{fix} optimizer.state = ") as refused:
+    with pytest.raises(ValueError, match=f"{fix} optimizer.state_dtype = ") as refused:
         state.load_named(tensors, info.model_copy(update={"run_id": state.run_id}))
     assert "\n" not in str(refused.value)
     assert torch.equal(state.flat, before)

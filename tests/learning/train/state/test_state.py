@@ -55,7 +55,7 @@ def test_a_state_with_a_number_that_is_not_finite_is_refused_and_changes_nothing
 
 @pytest.mark.parametrize("size", [0.25, 100.0])
 def test_a_step_is_no_longer_than_the_longest_gradient_that_the_run_allows(size: float) -> None:
-    run = tiny_run(optimizer={"learning_rate": 0.5, "warmup_steps": 0, "total_steps": 10, "max_gradient_norm": 2.0})
+    run = tiny_run(optimizer={"learning_rate": 0.5, "warmup_steps": 0, "total_steps": 10, "max_grad_norm": 2.0})
     state = TrainingState(TinyTask(run).model(), lambda m: Plain(m.parameters()), run)
     before, gradient = state.flat.clone(), torch.full_like(state.flat, size / state.flat.numel() ** 0.5)
     state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=()))
