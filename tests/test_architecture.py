@@ -67,7 +67,7 @@ INNER = {
 """The rooms within a room, in their order. What lies beside them may know all, and be known by all."""
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
+    *("version", "errors", "validation", "keys", "machine", "resources", "config", "distribution", "records", "events"),
     *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline", "grid"),
 }
 ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
@@ -296,7 +296,7 @@ def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("run", "from dedloc_kit.records.record import Record"),
+        ("config", "from dedloc_kit.records.record import Record"),
         ("learning.data", "from dedloc_kit.learning import train"),
         ("records", "import torch"),
         ("validation", "from hivemind.dht import DHT"),
