@@ -16,6 +16,9 @@ PAGES = sorted(
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPED = re.compile(r"^(?:sudo -u dedloc \S+/|docker exec dedloc )?dedloc (.*)")
 _INLINE = re.compile(r"`dedloc ([^`]+)`")
+_KEY = re.compile(
+    r"([a-z_.]+)\s=\s[^`]+|((?:access|averaging|data|experts|optimizer|pipeline|task|trust)\.(?!py$|toml$)[a-z_.]+)"
+)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -33,6 +36,12 @@ def commands(page: Path) -> list[list[str]]:
 def inline_commands(page: Path) -> list[list[str]]:
     """The words behind `dedloc` of each command in a sentence."""
     return [shlex.split(found, comments=True) for found in _INLINE.findall(prose(page))]
+
+
+def keys(page: Path) -> list[str]:
+    """The keys of a configuration that a sentence names, as `optimizer.name` or with a value."""
+    found = (_KEY.fullmatch(code) for code in re.findall(r"`([^`]+)`", prose(page)))
+    return [match[1] or match[2] for match in found if match]
 
 
 def documented(page: Path, command: str, changes: Mapping[str, str]) -> list[str]:

@@ -16,6 +16,7 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
+from dedloc_kit.client import fetch_state
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
@@ -163,7 +164,7 @@ def test_the_pages_alone_lead_from_an_idea_to_a_volunteers_first_step(
             assert documented(page, "join", {}) == ["join", "INVITATION", "--name", "Your name"]
         join = documented(JOIN, "join", {"INVITATION": invitation})
         joined = running.enter_context(commands.running(*join, *ONLY_HERE, "--devices", "cpu", folder=Path.cwd()))
-        joined.wait_for("step 1 ", 300.0)
+        wait_until(lambda: fetch_state(url).step >= 1 or joined.process.poll() is not None, "nobody trains", 300.0)
         assert "Your name" in dedloc(*documented(JOIN, "status", {"INVITATION": invitation}))
         (folder,) = Path("runs").iterdir()
         dedloc(*documented(OPERATE, "run finish", {"RUN": str(folder)}))

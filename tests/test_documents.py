@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from inspect import isclass
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,9 +13,13 @@ from dedloc_kit.cli.main import main, parser
 from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.config.coordinator import COORDINATOR_FILE, settings_beside
 from dedloc_kit.config.loading import load_run
+from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions
+from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import Section
+from dedloc_kit.config.task import Source
 from dedloc_kit.learning.task import parse_options, task_class
-from dedloc_kit.resources import recipe
-from tests.documents import DOCS, PAGES, REFERENCE, ROOT, blocks, commands, inline_commands, words
+from dedloc_kit.resources import recipe, recipes
+from tests.documents import DOCS, PAGES, REFERENCE, ROOT, blocks, commands, inline_commands, keys, words
 
 MOST_IN_README = 900
 MOST_IN_DOCS = 14_000
@@ -90,6 +96,33 @@ def test_every_toml_block_is_accepted(changes: list[str], text: str, tmp_path: P
     (tmp_path / "changes.toml").write_text(text, encoding="utf-8")
     run = load_run(recipe(*changes or ["sahajbert"]) / "run.toml", tmp_path / "changes.toml")
     parse_options(run, task_class(run.task.name).Options)
+
+
+def fields(section: type[Section]) -> set[str]:
+    """The keys of a section and of those within it."""
+    found = set(section.model_fields)
+    for field in section.model_fields.values():
+        parts = [field.annotation, *get_args(field.annotation)]
+        found |= {name for each in parts if isclass(each) and issubclass(each, Section) for name in fields(each)}
+    return found
+
+
+def test_every_key_in_a_sentence_is_one_of_a_configuration() -> None:
+    tasks = ("albert", "causal", "chat", "encoder", "span-corruption", "swav", "text-to-image")
+    sections: list[type[Section]] = [
+        RunConfig,
+        LaunchOptions,
+        CoordinatorConfig,
+        Source,
+        *(task_class(name).Options for name in tasks),
+    ]
+    known = {name for section in sections for name in fields(section)}
+    for name in recipes():
+        model = load_run(recipe(name) / "run.toml").task.options.get("model", {})
+        known |= set(model) if isinstance(model, dict) else set()
+    named = {(page.name, key) for page in PAGES for key in keys(page)}
+    assert len(named) > 20
+    assert sorted(each for each in named if each[1].rpartition(".")[2] not in known) == []
 
 
 def test_the_documents_keep_to_their_lengths() -> None:
