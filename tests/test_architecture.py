@@ -268,7 +268,6 @@ def test_no_object_sets_an_attribute_of_one_that_it_holds() -> None:
         "self._send.disabled",
         "self._stop.disabled",
         "self._box.value",
-        "self._buttons.layout.display",
     }
     found = {path: set(reaches_in(source)) - of_libraries for path, source in sources().items()}
     assert not any(found.values()), {path: each for path, each in found.items() if each}

@@ -52,8 +52,9 @@ def main() -> None:
     settings = SuiteSettings(suite=job.suites, language=job.language, samples=job.samples)
     report = Path(job.report)
     try:
-        session = Session("cuda" if job.device == "cuda" else "cpu", job.threads, report)
-        evaluate_suites([job.model], settings, session, task_module=job.task_module)
+        session = Session("cuda" if job.device == "cuda" else "cpu", job.threads)
+        found = evaluate_suites([job.model], settings, session, task_module=job.task_module)
+        report.write_text(found.model_dump_json(by_alias=True), encoding="utf-8")
     except UserError as error:
         report.write_text(json.dumps({"problem": str(error)}), encoding="utf-8")
 
