@@ -3080,7 +3080,7 @@ MUTATIONS = (
     Mutation(
         "a newcomer is checked no more than others",
         "swarm/audits/auditor.py",
-        "self._trust.alarm_share if self._probation.untried(pledged) else 0.0",
+        "ALARM_SHARE if self._probation.untried(pledged) else 0.0",
         "0.0",
         "tests/swarm/audits/test_auditor.py -k as_in_an_alarm",
     ),

@@ -15,7 +15,8 @@ from dedloc_kit.config.trust import TrustConfig
 MAX_BATCHES = 64
 """Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
 that claims more is not believed, and a volunteer waits before it comes to that."""
-
+NEWCOMER_CHECKS = 3
+"""Checks that a newcomer has to pass in a run that is open to all."""
 
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
@@ -104,11 +105,8 @@ class RunConfig(SwarmConfig):
 
     @property
     def probation(self) -> int:
-        """Checks that a newcomer has to pass before it counts in full."""
-        if self.trust.checks == "off":
-            return 0
-        usual = 3 if self.access.who == "open" else 0
-        return usual if self.trust.probation is None else self.trust.probation
+        """Checks that a newcomer has to pass before it counts in full; 0 if the organizer knows who joins."""
+        return NEWCOMER_CHECKS if self.trust.checks == "on" and self.access.who == "open" else 0
 
     @model_validator(mode="after")
     def _checks_are_of_gradients(self) -> "RunConfig":

@@ -43,8 +43,3 @@ class TrustConfig(Section):
     so that who cheats is found and sent away."""
     share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.02
     """Of all contributions are checked, as long as nobody cheats."""
-    alarm_share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.3
-    """The same for 50 global steps after somebody was found to cheat."""
-    probation: Annotated[int | None, Field(ge=0, le=100), LATER] = None
-    """Checks that a newcomer has to pass before it counts in full; all newcomers together count for a quarter of the
-    others. If it is not set 3 where `access` is open, 0 elsewhere."""

@@ -26,7 +26,7 @@ class ResNetArchitecture(Section):
     pixels, is one 3x3 convolution that leaves them as they are."""
     projection: tuple[PositiveInt, PositiveInt] = (2048, 128)
     """Widths of the head's hidden layer and of its output."""
-    prototypes: PositiveInt = 3000
+    num_prototypes: PositiveInt = 3000
 
     @model_validator(mode="after")
     def _as_many_depths_as_widths(self) -> "ResNetArchitecture":
@@ -45,7 +45,7 @@ class SwavModel(nn.Module):
 
     def __init__(self, architecture: ResNetArchitecture) -> None:
         super().__init__()
-        config = ResNetConfig(**architecture.model_dump(exclude={"stem", "projection", "prototypes"}))
+        config = ResNetConfig(**architecture.model_dump(exclude={"stem", "projection", "num_prototypes"}))
         backbone: Any = ResNetModel(config)
         if architecture.stem == "small":
             small = nn.Conv2d(3, architecture.embedding_size, 3, padding=1, bias=False)
@@ -59,7 +59,7 @@ class SwavModel(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(width, embedding),
         )
-        self.prototypes = nn.Parameter(functional.normalize(torch.randn(architecture.prototypes, embedding)))
+        self.prototypes = nn.Parameter(functional.normalize(torch.randn(architecture.num_prototypes, embedding)))
         for layer in _normalisations(self):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None

@@ -52,7 +52,9 @@ class Crops(Section):
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> "Crops":
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"large.scale and small.scale are two shares, the smaller one first, not {self.scale}")
+            raise ValueError(
+                f"global_crops.scale and local_crops.scale are two shares, the smaller first, not {self.scale}"
+            )
         return self
 
 
@@ -64,10 +66,10 @@ class Distortion(Section):
     saturation: Share = 0.8
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
     """At most so much of a turn around the circle of hues."""
-    jitter: Share = 0.8
+    jitter_probability: Share = 0.8
     """The share of crops that the four above change."""
-    grayscale: Share = 0.2
-    blur: Share = 0.5
+    grayscale_probability: Share = 0.2
+    blur_probability: Share = 0.5
 
 
 def draw_crops(
@@ -82,7 +84,7 @@ def draw_crops(
     widest = np.log(np.minimum(_ASPECT, 1 / area))
     ratio = np.exp(generator.uniform(-1, 1, shape) * widest)
     width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
-    jittered = generator.random(shape) < distortion.jitter
+    jittered = generator.random(shape) < distortion.jitter_probability
 
     def around_one(range_: float) -> NDArray[np.float64]:
         return np.where(jittered, generator.uniform(max(0.0, 1 - range_), 1 + range_, shape), 1.0)
@@ -94,10 +96,10 @@ def draw_crops(
     numbers[..., FLIP] = np.where(generator.random(shape) < 0.5, -1, 1)
     numbers[..., BRIGHTNESS] = around_one(distortion.brightness)
     numbers[..., CONTRAST] = around_one(distortion.contrast)
-    gray = generator.random(shape) < distortion.grayscale
+    gray = generator.random(shape) < distortion.grayscale_probability
     numbers[..., SATURATION] = np.where(gray, 0.0, around_one(distortion.saturation))
     numbers[..., HUE] = np.where(jittered, generator.uniform(-distortion.hue, distortion.hue, shape), 0.0)
-    blurred = generator.random(shape) < distortion.blur
+    blurred = generator.random(shape) < distortion.blur_probability
     numbers[..., SIGMA] = np.where(blurred, generator.uniform(*_SIGMAS, shape), 0.0)
     return numbers
 
