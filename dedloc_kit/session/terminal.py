@@ -13,9 +13,8 @@ from rich.text import Text
 
 from dedloc_kit.display.console import Console, complain
 from dedloc_kit.display.human import duration
-from dedloc_kit.session.snapshot import CANNOT, Phase, Progress, Snapshot, Watched
+from dedloc_kit.session.snapshot import CANNOT, Phase, Progress, Snapshot, Watched, follow
 
-REFRESH_SECONDS = 0.5
 _BARS, _WIDTH = "▁▂▃▄▅▆▇█", 40
 _COLOURS = {
     Phase.WORKING: "green",
@@ -28,14 +27,11 @@ def watch(session: Watched) -> int:
     """Show the session until it has ended; returns the exit code. Ctrl-C leaves, a second one at once."""
     with SessionDisplay() as display:
         try:
-            while not session.ended.wait(REFRESH_SECONDS):
-                display.show(session.snapshot())
+            follow(session, display.show)
         except KeyboardInterrupt:
             session.leave()
-            while not session.ended.wait(REFRESH_SECONDS):
-                display.show(session.snapshot())
-        last = session.snapshot()
-        display.show(last)
+            follow(session, display.show)
+    last = session.snapshot()
     if last.phase is not Phase.FAILED:
         return 0
     complain(last.text)
