@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from dedloc_kit.display.human import duration
+
 REFRESH_SECONDS = 0.5
 CANNOT = "This machine cannot take part now."
 """A view's headline in the phase `failed`, above the reason."""
@@ -52,6 +54,11 @@ class Progress:
     """This machine's part of `fraction`; None of what it does alone."""
     remaining: float | None = None
     """Seconds; None if nobody can tell."""
+
+    @property
+    def left(self) -> str:
+        """That in words; empty also for the last moment."""
+        return f"about {duration(self.remaining)} left" if self.remaining is not None and self.remaining >= 1 else ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit.display.console import Console, complain
-from dedloc_kit.display.human import duration
 from dedloc_kit.session.snapshot import CANNOT, Phase, Progress, Snapshot, Watched, follow
 
 _BARS, _WIDTH = "▁▂▃▄▅▆▇█", 40
@@ -106,11 +105,10 @@ def _table(pairs: Sequence[tuple[str, str]], beside: int) -> Table:
 
 def _bar(progress: Progress) -> Table:
     known = progress.fraction is not None
-    left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=1.0, completed=progress.fraction or 0.0, width=20, pulse=not known),
-        Text(progress.text + left),
+        Text(", ".join(filter(None, (progress.text, progress.left)))),
     )
     return bar
 

@@ -106,7 +106,8 @@ def test_the_batch_has_a_bar_with_my_part_and_its_rest() -> None:
     assert bar is not None
     assert (bar.fraction, bar.mine) == (0.25, 0.125)
     assert bar.text == "step 41 of 1,000: 128 of 512 samples, 64 by you"
-    assert bar.remaining == 5.0, "64 samples a second, and a second is gone"
+    assert (bar.remaining, bar.left) == (5.0, "about 5 s left"), "64 samples a second, and a second is gone"
+    assert replace(bar, remaining=0.4).left == ""
     full = shown(joined(), progress(swarm_samples=700, samples=600)).progress
     assert full is not None
     assert (full.fraction, full.mine, full.remaining) == (1.0, 1.0, None)
