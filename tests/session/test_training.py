@@ -233,6 +233,9 @@ def test_what_the_volunteer_wishes_is_seen_at_once_and_leaving_is_for_good() -> 
 def test_a_run_that_ends_hands_in_the_last_samples() -> None:
     ending = shown(joined(), progress(), State(text="leaving"), progress())
     assert ending.phase is Phase.LEAVING
+    assert ending.text == "Leaving: the last samples are on their way; then nothing runs any more."
+    ended = after(joined(), progress(), State(text="leaving")).ended(None).shown(9.0)
+    assert ended.text == "The run is over, and nothing runs any more."
 
 
 def test_the_organizer_is_heard() -> None:
