@@ -76,7 +76,7 @@ class SessionState(ABC):
 
     def wished(self, wish: Wish, now: float) -> Self:
         """As the volunteer wants it; after `leave` nothing else counts."""
-        if self.wish == "leave":
+        if self.wish in ("leave", wish):
             return self
         if wish == "work":
             return self.doing("starting again", now, phase=Phase.STARTING, wish=wish)

@@ -226,6 +226,7 @@ def test_what_the_volunteer_wishes_is_seen_at_once_and_leaving_is_for_good() -> 
     assert pausing.phase is Phase.LEAVING
     assert pausing.text.startswith("Pausing: the last samples are on their way; then nothing runs")
     assert training.wished("pause", 2.0).wished("work", 3.0).shown(3.0).phase is Phase.STARTING
+    assert training.wished("work", 3.0) == training, "resumed without a pause"
     gone = training.wished("leave", 2.0)
     assert gone.wished("work", 3.0).wished("pause", 3.0) == gone
 
