@@ -120,7 +120,7 @@ def pairs(options: argparse.Namespace) -> int:
 def _original(task: Albert, documents: list[str], microbatch: int) -> Batches:
     from transformers import DataCollatorForLanguageModeling
 
-    collate = DataCollatorForLanguageModeling(task.tokenizer, mlm_probability=task.options.mask_probability)
+    collate = DataCollatorForLanguageModeling(task.tokenizer, mlm_probability=task.options.mlm_probability)
     instances = _original_instances(task, documents)
     while True:
         yield dict(collate(list(islice(instances, microbatch))))

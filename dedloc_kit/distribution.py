@@ -21,6 +21,8 @@ _DESCRIPTION = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 """What is taken over from the installation; the other files there are about the machine that it is on."""
 _RECIPE = {".toml", ".md", ".svg"}
 """Of a recipe only these: beside them an organizer may keep a corpus, a tokenizer or gigabytes of token ids."""
+_OWN = "coordinator.toml"
+"""Says how one machine leads a run, and what lies where on it."""
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: dedloc_kit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -65,7 +67,7 @@ def package_files() -> dict[str, bytes]:
     for folder in ("recipes", "dashboards"):
         root = shipped(folder)
         for path in _files(root):
-            of_recipe = path.suffix in _RECIPE and path.parent.parent == root
+            of_recipe = path.suffix in _RECIPE and path.name != _OWN and path.parent.parent == root
             if folder != "recipes" or of_recipe or path.parent == small_text():
                 files[f"dedloc_kit/shipped/{folder}/{path.relative_to(root).as_posix()}"] = path
     return {place: files[place].read_bytes() for place in sorted(files)}

@@ -31,6 +31,8 @@ class State(Event):
     text: str
     then: str = ""
     """What comes next, likewise; empty if nothing is worth saying."""
+    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """How much of it is done; None if nobody can tell."""
 
 
 class Loading(Event):

@@ -21,7 +21,8 @@ SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up."""
 TELL_SECONDS = 10.0
 """Between two lines about a download; a shorter one has none."""
-Tell = Callable[[str], None]
+Tell = Callable[[str, float | None], None]
+"""A line, and how much of the download has come, 0 to 1; None if nobody can tell."""
 
 _log = logging.getLogger(__name__)
 _tell: list[Tell] = []
@@ -42,6 +43,10 @@ def bound_silence(client: Any) -> None:
 def _bound(request: Any) -> None:
     limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
     request.extensions["timeout"] = {key: SILENCE_SECONDS if value is None else value for key, value in limits.items()}
+
+
+def _to_log(line: str, _: float | None) -> None:
+    _log.info(line)
 
 
 @contextmanager
@@ -76,7 +81,7 @@ def fetched(
     bound_silence(get_session())
     if _abort() is None:
         _leave_chunk_store()  # of this version nothing can be aborted
-    with _Watch(what, silence, every, tell or (_tell[0] if _tell else _log.info)) as watch:
+    with _Watch(what, silence, every, tell or (_tell[0] if _tell else _to_log)) as watch:
         try:
             return Path(download(watch.bar))
         except (RuntimeError, KeyboardInterrupt) as error:  # of hf_xet, aborted or not
@@ -143,19 +148,20 @@ class _Watch:
             if self.silent and (abort := _abort()) is not None:
                 abort()  # again and again: another file of this download may just have begun
             if now - told >= self._every:
-                done = self._done()
-                self._tell(f"{self._what}: {self._line(done, max(0.0, done - before) / (now - told))}")
+                done, total = self._done(), self._total()
+                line = self._line(done, total, max(0.0, done - before) / (now - told))
+                self._tell(f"{self._what}: {line}", min(1.0, done / total) if total else None)
                 told, before = now, done
 
     def _done(self) -> float:
         """Bytes; what comes over the line has a bar beside what is written from it."""
         return max((bar.n for bar in self._bars), default=0.0)
 
-    def _line(self, done: float, rate: float) -> str:
-        total = min((bar.total for bar in self._bars if bar.total), default=0.0)
-        if not total:
-            return "nothing has come yet"
-        return arrived(min(done, total), total, rate)
+    def _total(self) -> float:
+        return min((bar.total for bar in self._bars if bar.total), default=0.0)
+
+    def _line(self, done: float, total: float, rate: float) -> str:
+        return arrived(min(done, total), total, rate) if total else "nothing has come yet"
 
 
 def arrived(done: float, total: float, rate: float) -> str:

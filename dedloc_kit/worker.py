@@ -303,7 +303,7 @@ def _play(role: Role, starter: int, again: IO[bytes] | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     Warnings(lambda text: emit(Warned(text=text)))
-    tell_downloads(lambda text: emit(State(text=text)))
+    tell_downloads(lambda line, share: emit(State(text=f"downloading {line}", share=share)))
     try:
         if again is None:
             emit(State(text="getting ready"))

@@ -6115,7 +6115,7 @@ MUTATIONS = (
     Mutation(
         "no sample is without its caption",
         "learning/tasks/text_to_image.py",
-        ">= self.options.unconditional",
+        ">= self.options.caption_dropout",
         ">= 0.0",
         "tests/learning/tasks/test_text_to_image.py -k no_caption",
     ),
@@ -6130,7 +6130,7 @@ MUTATIONS = (
         "a published model draws otherwise than the run's file says",
         "learning/tasks/drawing/draw.py",
         "Drawn(**{**self.usually, **how})",
-        'Drawn(**{"top_k": 40, "temperature": 1.0, "guidance": 1.0, **how})',
+        'Drawn(**{"top_k": 40, "temperature": 1.0, "guidance_scale": 1.0, **how})',
         "tests/learning/tasks/test_text_to_image.py -k published",
     ),
     Mutation(

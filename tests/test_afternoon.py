@@ -235,7 +235,7 @@ def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
     changes = {
         "global_batch = ": "global_batch = 32",
         'name = "encoder"': 'name = "causal"\nevaluation_samples = 16',
-        "vocabulary = ": "vocabulary = 290",
+        "vocab_size = ": "vocab_size = 290",
         "sequence_length = ": "sequence_length = 32",
         "learning_rate = ": "learning_rate = 1e-6",
         "local_batch = ": "local_batch = 8",

@@ -67,7 +67,7 @@ INNER = {
 """The rooms within a room, in their order. What lies beside them may know all, and be known by all."""
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
+    *("version", "errors", "validation", "keys", "machine", "resources", "config", "distribution", "records", "events"),
     *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline", "grid"),
 }
 ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
@@ -268,7 +268,6 @@ def test_no_object_sets_an_attribute_of_one_that_it_holds() -> None:
         "self._send.disabled",
         "self._stop.disabled",
         "self._box.value",
-        "self._text.value",
     }
     found = {path: set(reaches_in(source)) - of_libraries for path, source in sources().items()}
     assert not any(found.values()), {path: each for path, each in found.items() if each}
@@ -296,7 +295,7 @@ def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("run", "from dedloc_kit.records.record import Record"),
+        ("config", "from dedloc_kit.records.record import Record"),
         ("learning.data", "from dedloc_kit.learning import train"),
         ("records", "import torch"),
         ("validation", "from hivemind.dht import DHT"),

@@ -53,7 +53,7 @@ global_batch = 8
 [task]
 name = "albert"
 tokenizer = "tokenizer"
-vocabulary = 300
+vocab_size = 300
 sequence_length = 32
 evaluation_samples = 8
 model = {hidden_size = 32, embedding_size = 16, num_hidden_layers = 1, num_attention_heads = 1, intermediate_size = 32}

@@ -81,6 +81,7 @@ def test_what_an_organizer_keeps_beside_a_recipe_is_not_given_away(
 ) -> None:
     for name in (
         "recipes/ours/run.toml",
+        "recipes/ours/coordinator.toml",
         "recipes/ours/corpus.txt",
         "recipes/ours/tokens/README.md",
         "dashboards/x.py",

@@ -56,18 +56,22 @@ def test_a_chunk_store_that_answers_is_read(hub: LoopbackHub, tmp_path: Path) ->
 def test_a_trickle_is_told_with_its_rate_and_not_taken_for_silence(hub: LoopbackHub) -> None:
     hub.commits["us/model"] = [{"model.safetensors": b"x" * 100}]
     hub.drip = 0.005
-    told: list[str] = []
+    told: list[tuple[str, float | None]] = []
     there = fetched(
         "the model",
         lambda bar: hf_hub_download("us/model", "model.safetensors", tqdm_class=bar),
         silence=0.2,
         every=0.1,
-        tell=told.append,
+        tell=lambda line, share: told.append((line, share)),
     )
     assert there.stat().st_size == 100
     assert told
-    assert all(line.startswith("the model: ") for line in told)
-    assert all("nothing has come yet" in line or (" of 0.0 MB" in line and "B/s" in line) for line in told)
+    assert all(line.startswith("the model: ") for line, _ in told)
+    assert all(
+        ("nothing has come yet" in line and share is None)
+        or (" of 0.0 MB" in line and "B/s" in line and share is not None and 0 <= share <= 1)
+        for line, share in told
+    )
 
 
 def test_no_request_to_the_hub_waits_for_ever(hub: LoopbackHub) -> None:

@@ -38,7 +38,7 @@ def millions(run: RunConfig) -> float:
     options = run.task.options
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
     config = FAMILIES[run.task.name].config(
-        options["architecture"], options.get("model", {}), {"vocab_size": options["vocabulary"], **special}
+        options["architecture"], options.get("model", {}), {"vocab_size": options["vocab_size"], **special}
     )
     with torch.device("meta"):
         model = FAMILIES[run.task.name].automatic.from_config(config)
@@ -65,7 +65,7 @@ def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
     larger = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# (\w+) = (\d+)", line))}
     assert "hidden_size" in larger
     changed = [f"{key} = {larger[key]}" if (key := line.split(" = ")[0]) in larger else line for line in lines]
-    whole = "\n".join(changed).replace("vocabulary = 30000", "vocabulary = 48000")
+    whole = "\n".join(changed).replace("vocab_size = 30000", "vocab_size = 48000")
     (tmp_path / "run.toml").write_text(whole, encoding="utf-8")
     assert round(millions(load_run(tmp_path / "run.toml"))) == 361
 
@@ -91,7 +91,7 @@ def test_the_pipeline_of_the_recipe_has_a_billion_parameters_in_stages_that_hold
 
 def test_the_model_that_draws_is_that_of_the_demonstration() -> None:
     run = load_run(recipe("text-to-image") / "run.toml")
-    shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocabulary"])
+    shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocab_size"])
     with torch.device("meta"):
         model = DrawingTransformer(shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(125.5e6, rel=0.01)

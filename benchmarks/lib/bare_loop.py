@@ -176,7 +176,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
             "task": {
                 "name": name,
                 "tokenizer": str(folder / f"tokenizer-{name}"),
-                "vocabulary": options.vocabulary,
+                "vocab_size": options.vocabulary,
                 "language": options.language,
                 "sequence_length": options.sequence_length,
                 "model": {**model, "intermediate_size": 3 * options.width},

@@ -77,7 +77,7 @@ def _prepared(folder: Path, codes: int, side: int, size: int, number: int) -> tu
     parquet.write_table(pyarrow.table(table), folder / "pictures" / "train-00000-of-00001.parquet")
     images = Images(sources=(PictureSource(dataset=str(folder / "pictures")),))
     pictures = {"model": str(folder / "model"), "codes": codes, "side": side, "size": size}
-    task = {"name": "text-to-image", "tokenizer": str(folder / "tokenizer"), "vocabulary": 2000, "pictures": pictures}
+    task = {"name": "text-to-image", "tokenizer": str(folder / "tokenizer"), "vocab_size": 2000, "pictures": pictures}
     data = {"train": [{"dataset": str(folder / "codes"), "tokenized": True}]}
     run = parse_run({"name": "benchmark", "global_batch": 8, "task": task, "data": data})
     architecture = architecture_of(pictures_of(run), Training())

@@ -147,7 +147,7 @@ def _text_run(name: str, tokenizer: Path, vocabulary: int, length: int, model: d
             "task": {
                 "name": name,
                 "tokenizer": str(tokenizer),
-                "vocabulary": vocabulary,
+                "vocab_size": vocabulary,
                 "language": data.language,
                 "sequence_length": length,
                 "model": model,
@@ -227,7 +227,8 @@ def _text_to_image(folder: Path, tokens: int) -> Trained:
     bare = BareTokenizer(str(folder / "words"))
     (folder / "codes").mkdir()
     write_code_shards(_drawn(wide), folder / "codes", wide, bare.vocabulary_hash, bare.tokens)
-    narrow = {"caption_length": 8, "pictures": small.model_dump(), "model": {"width": NARROW, "heads": 4}}
+    model = {"hidden_size": NARROW, "num_attention_heads": 4}
+    narrow = {"caption_length": 8, "pictures": small.model_dump(), "model": model}
 
     def few(batch: Batch) -> Batch:
         return {"captions": batch["captions"][:1, :8] % WORDS, "codes": batch["codes"][:1, :TOKENS] % small.codes}

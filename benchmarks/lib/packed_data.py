@@ -99,6 +99,6 @@ def _rate(batches: Iterator[Any], wanted: int) -> float:
 
 def _run(folder: Path, train: list[dict[str, Any]], options: argparse.Namespace) -> RunConfig:
     task = {"name": "causal", "tokenizer": str(folder / "tokenizer"), "language": options.language}
-    task |= {"vocabulary": options.vocabulary, "sequence_length": options.sequence_length}
+    task |= {"vocab_size": options.vocabulary, "sequence_length": options.sequence_length}
     data = {"train": [Source(**source).model_dump() for source in train]}
     return parse_run({"name": "data", "global_batch": 1, "task": task, "data": data})

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, _interrupt)
     log_to_terminal()
-    tell_downloads(mention)
+    tell_downloads(lambda line, _: mention(line))
     try:
         if options.command != "run announce":  # which an empty text takes back
             _check_none_empty(words)

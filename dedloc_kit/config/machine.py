@@ -8,7 +8,7 @@ behind a field is its help.
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from dedloc_kit.config.option import HIDDEN, Option
 from dedloc_kit.config.parts import MAX_STAGES
@@ -26,6 +26,14 @@ Devices = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN_TEXT)]
 Team = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
+
+
+def _listed(value: Any) -> Any:
+    """Names of a list, or with commas between them, as on a command line."""
+    return tuple(value.split(",") if isinstance(value, str) else value) if isinstance(value, str | list) else value
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
 
 
 class PeerConfig(Section):
@@ -140,6 +148,17 @@ class CoordinatorConfig(PeerConfig):
     stages_memory: Annotated[float | None, Field(ge=0), Option(metavar="GB")] = None
     """Of a run in stages: hold so much of their state in memory and the rest in the folder; default: half of what is
     free."""
+    suites: Annotated[Names, Option("NAMES", "names with commas between them")] = ()
+    """Score checkpoints by these standard suites of questions, while there is time: belebele, multiblimp, global_mmlu,
+    FILE.yaml; needs the extra suites; default: none."""
+    suite_language: Annotated[str | None, Option("CODE")] = None
+    """The language of these suites: a code of ISO 639, such as uk."""
+    suite_samples: Annotated[PositiveInt | None, Option("N")] = None
+    """Ask only so many questions of each task; default: all."""
+    suite_against: Annotated[str | None, Field(pattern=f"^{HUB_REPOSITORY}$"), Option("OWNER/NAME", "OWNER/NAME")] = (
+        None
+    )
+    """A published model to show beside the run's; it is scored once."""
     regions: Annotated[Path | None, Option(metavar="FILE.mmdb")] = None
     """Show on the live page how many volunteers are in which country, by this GeoIP database of countries."""
     state_bucket_folder: Annotated[Path | None, Option(metavar="FOLDER")] = None

@@ -27,6 +27,7 @@ from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
 from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
+from dedloc_kit.coordinator.suites import Suites, check_suites
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.experts.state import MixedState
@@ -73,6 +74,7 @@ def coordinator(
     Raises UserError if the folder, the port, the data or the task cannot be used.
     """
     peer.check(run)
+    check_suites(peer)
     emit(State(text="starting"))
 
     # Steps are taken in a background thread; the ledger and the checkpoints belong to this one.
@@ -106,6 +108,7 @@ def coordinator(
             me.optimizer.begin()
             emit(me.joined())
             role.publish()
+            role.score()
             role.hand_out(served)
             role.follow(stop)
             emit(State(text="leaving"))
@@ -176,6 +179,8 @@ class _Role:
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
         self._model_folder: ModelFolder | None = None
+        self._suites: Suites | None = None
+        self._device = device.type
         self._releasing: Releasing | None = None
         self._uploader: Uploader | None = None
         self._hosting = ExitStack()
@@ -231,6 +236,11 @@ class _Role:
             writer = writer_of(state_bucket, folder, self._run.run_id)
             kept, place = self._me.exchange.transfers.kept_average, self._peer.folder
             self._uploader = Uploader(writer, self._me.optimizer.state, kept, place, self._emit)
+
+    def score(self) -> None:
+        """Begin to have checkpoints scored by standard suites, if the organizer wants it."""
+        if self._peer.suites:
+            self._suites = Suites(self._peer, self._ledger, self._emit, self._device)
 
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
@@ -288,6 +298,8 @@ class _Role:
     def _look_at_best(self) -> None:
         if self._model_folder is not None:
             self._model_folder.look(self._lasting.checkpoints)
+        if self._suites is not None:
+            self._suites.look(self._lasting.checkpoints)
 
     def _look_at_hosts(self, member: ExpertMember, news: HostNews) -> None:
         member.follow()
@@ -395,6 +407,8 @@ class _Role:
             self._publisher.close()
 
     def close(self) -> None:
+        if self._suites is not None:
+            self._suites.close()
         if self._model_folder is not None:
             self._model_folder.close()
         if self._uploader is not None:

@@ -29,7 +29,7 @@ def from_pretrained(
     source: str | None = None,
     activations: Activations = "float16",
     settings: Mapping[str, Any] | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    told: Callable[[str], None] | None = None,
 ) -> Any:
     """A model that its community serves, as an ordinary one of transformers, of the class that its configuration says.
 
@@ -55,8 +55,9 @@ def from_pretrained(
         that compute in float32 too (`dedloc serve --weights float32`; bfloat16 is their default); 8bit is for
         training, where it takes little more than half the bytes of float16; what is written then travels as float16
     :param settings: of the connection, by name, as `dedloc serve` has them, such as swarm_host
-    :param told: told what goes on
+    :param told: called with what goes on, such as `print`
     """
+    tell = told or (lambda _: None)
     adapter: Current = ContextVar("adapter", default=None)
     network = Network(
         where,
@@ -64,10 +65,10 @@ def from_pretrained(
         code=code,
         settings=settings,
         activations=activations,
-        told=told,
+        told=tell,
     )
     try:
-        loaded = Loaded(network, None if source is None else local(source, Path()), told)
+        loaded = Loaded(network, None if source is None else local(source, Path()), tell)
         model = loaded.make(_beginning(network, loaded, adapter))
     except BaseException:
         network.close()

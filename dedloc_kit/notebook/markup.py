@@ -33,7 +33,7 @@ def progress(snapshot: Snapshot) -> str:
     if now is None:
         return ""
     left = "" if now.remaining is None else f"about {duration(now.remaining)} left"
-    return f'<div class="row"><span>{_capital(now.text)}</span><span class="quiet">{escape(left)}</span></div>'
+    return f'<div class="reach"><span>{_capital(now.text)}</span><span class="quiet">{escape(left)}</span></div>'
 
 
 def bar(snapshot: Snapshot) -> str:
@@ -64,7 +64,7 @@ def notes(snapshot: Snapshot) -> str:
 def facts(snapshot: Snapshot) -> str:
     """As whom I take part, what I gave, and what my machine does."""
     found = "".join(
-        f'<div><div class="label">{_capital(label)}</div><b><bdi>{escape(value)}</bdi></b></div>'
+        f'<div><div class="quiet small">{_capital(label)}</div><b><bdi>{escape(value)}</bdi></b></div>'
         for label, value in snapshot.facts
     )
     return f'<div class="facts">{found}</div>' if found else ""

@@ -95,9 +95,9 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None, module: str
     from dedloc_kit.learning.task import task_class
 
     characters = characters or CHARACTERS
-    folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
+    folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary < 1:
-        raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
+        raise UserError("task.vocab_size must say how many tokens the tokenizer is to have")
     task = task_class(run.task.name, module)
     if not task.special_tokens:
         raise UserError(f"the task '{run.task.name}' learns no tokens, so it needs no tokenizer")
@@ -112,7 +112,7 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None, module: str
         read = display.watch(training_text(texts, characters, seed, tokenization))
         tokens = train_tokenizer(read, vocabulary, folder, tokenization, task.special_tokens)
         if tokens < vocabulary:
-            display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
+            display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocab_size asks for")
     return folder
 
 

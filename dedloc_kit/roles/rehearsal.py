@@ -164,13 +164,13 @@ def _going_on(
 
 
 def _check_vocabulary(run: RunConfig) -> None:
-    wanted, name = run.task.options.get("vocabulary"), run.task.options.get("tokenizer")
+    wanted, name = run.task.options.get("vocab_size"), run.task.options.get("tokenizer")
     if not isinstance(name, str) or not isinstance(wanted, int):
         return
     found = len(load_tokenizer(name))
     if found != wanted:
         raise UserError(
-            f"task.vocabulary is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocabulary = "
+            f"task.vocab_size is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocab_size = "
             f"{found}, or remove the tokenizer's folder and train another one with: dedloc prepare tokenizer RUN.toml"
         )
 

@@ -30,6 +30,8 @@ class SessionState(ABC):
     """What happens now."""
     then: str = ""
     """What comes next; empty if `text` says it."""
+    done: float | None = None
+    """How much of that is done, 0 to 1."""
     since: float = 0.0
     """When that began, in seconds of the session's clock."""
     wish: Wish = "work"
@@ -52,11 +54,20 @@ class SessionState(ABC):
     warnings: tuple[str, ...] = ()
     details: str = ""
 
-    def doing(self, text: str, now: float, *, then: str = "", phase: Phase | None = None, **changes: Any) -> Self:
+    def doing(
+        self,
+        text: str,
+        now: float,
+        *,
+        then: str = "",
+        phase: Phase | None = None,
+        done: float | None = None,
+        **changes: Any,
+    ) -> Self:
         """Something else happens from now on."""
         phase = phase or self.phase
         since = self.since if (text, phase) == (self.text, self.phase) else now
-        return replace(self, text=text, then=then, phase=phase, since=since, **changes)
+        return replace(self, text=text, then=then, phase=phase, since=since, done=done, **changes)
 
     def warned(self, text: str) -> Self:
         """With a warning, once."""
@@ -74,8 +85,12 @@ class SessionState(ABC):
     def heard(self, notice: Notice, now: float) -> Self:
         """After something has happened."""
         match notice:
-            case State(text=text, then=then) if self.phase in (Phase.STARTING, Phase.WORKING, Phase.WAITING):
-                return self.doing(text, now, then=then)
+            case State(text=text, then=then, share=share) if self.phase in (
+                Phase.STARTING,
+                Phase.WORKING,
+                Phase.WAITING,
+            ):
+                return self.doing(text, now, then=then, done=share)
             case Loading():
                 return replace(self, loading=notice)
             case Warned(text=text):
@@ -146,6 +161,8 @@ class SessionState(ABC):
                 min(1.0, waited / max(self.rest, 1e-3)),
                 remaining=max(0.0, self.rest - waited),
             )
+        if self.done is not None:
+            return Progress(f"{human.share(self.done)} so far", self.done)
         return None if waited < WAIT_SECONDS else Progress(f"{human.duration(waited)} so far")
 
     @abstractmethod

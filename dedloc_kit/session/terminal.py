@@ -1,5 +1,6 @@
 """A session in a terminal: one compact view that moves, or lines where there is no terminal."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -89,18 +90,22 @@ def view(now: Snapshot) -> RenderableType:
         parts.append(_bar(now.progress))
     for label, text in now.notes:
         parts.append(Text.assemble((f"{label}: ", "bold cyan"), text))
-    facts = Table.grid(padding=(0, 2))
-    for label, value in now.facts:
-        facts.add_row(Text(label, style="dim"), Text(value))
-    if now.losses:
-        facts.add_row(Text("loss", style="dim"), Text(sparkline([point.loss for point in now.losses])))
-    for label, address in now.links:
-        facts.add_row(Text(label, style="dim"), Text(address))
-    parts.append(facts)
+    parts.append(_table(now.facts, 2))
+    curve = [("loss", sparkline([point.loss for point in now.losses]))] if now.losses else []
+    parts.append(_table([*curve, *now.links], 1))
     parts += [Text(f"! {warning}", style="yellow") for warning in now.warnings]
     how = "Ctrl-C again leaves at once" if now.phase is Phase.LEAVING else "Ctrl-C leaves"
     title, below = Text(now.title or "joining"), None if now.phase.over else how
     return Panel(Group(*parts), title=title, title_align="left", subtitle=below, subtitle_align="right", width=92)
+
+
+def _table(pairs: Sequence[tuple[str, str]], beside: int) -> Table:
+    """Labels and values, so many pairs beside each other."""
+    table = Table.grid(padding=(0, 2))
+    for begin in range(0, len(pairs), beside):
+        row = pairs[begin : begin + beside]
+        table.add_row(*(part for label, value in row for part in (Text(label, style="dim"), Text(value))))
+    return table
 
 
 def _bar(progress: Progress) -> Table:
@@ -108,7 +113,7 @@ def _bar(progress: Progress) -> Table:
     left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
-        ProgressBar(total=1.0, completed=progress.fraction or 0.0, width=24, pulse=not known),
+        ProgressBar(total=1.0, completed=progress.fraction or 0.0, width=20, pulse=not known),
         Text(progress.text + left),
     )
     return bar

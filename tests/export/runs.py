@@ -46,7 +46,8 @@ class LedRun:
             each.apply(torch.full((each.layout.size,), 0.1), receipt)
         if isinstance(self.state, MixedState):
             self.state.take(step, 64)
-        self.ledger.record_step(a_step(step), {NOBODY.rpartition("/")[2]: given(step, 64, 64 * step)})
+        recorded = a_step(step).model_copy(update={"round": receipt.round})
+        self.ledger.record_step(recorded, {NOBODY.rpartition("/")[2]: given(step, 64, 64 * step)})
         self.checkpoints.save(*self.state.copy())
         if loss is not None:
             self.checkpoints.rate(step, loss)

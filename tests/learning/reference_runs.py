@@ -41,9 +41,12 @@ DRAWING: dict[str, Any] = {
     "name": "text-to-image",
     "tokenizer": "masked",
     "caption_length": 6,
-    "unconditional": 0.3,
+    "caption_dropout": 0.3,
     "pictures": {"model": "pictures", "codes": 20, "side": 4, "size": 16},
-    "model": {"width": 16, "heads": 2, "layers": 3, "shared": 2, "attention": ["row", "column"], "kernel": 3},
+    "model": {
+        **{"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "num_shared_blocks": 2},
+        **{"attention": ["row", "column"], "kernel_size": 3},
+    },
 }
 
 
@@ -87,7 +90,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "swav-crops": {**SWAV, "distortion": {"hue": 0.1, "blur": 0.5}},
     "swav-queue": {**SWAV, "queue": 8, "queue_from_step": 1, "frozen_prototypes": 1},
     "text-to-image-tied": DRAWING,
-    "text-to-image-untied": {**DRAWING, "model": {**DRAWING["model"], "tied": False, "attention": ["full"]}},
+    "text-to-image-untied": {
+        **DRAWING,
+        "model": {**DRAWING["model"], "tie_word_embeddings": False, "attention": ["full"]},
+    },
 }
 """The section `task` of each run, with the name of a tokenizer in place of its path."""
 EXPERTS: dict[str, Any] = {"causal-experts": {"layers": [1], "grid": [2, 2], "width": 16, "hidden": 12}}

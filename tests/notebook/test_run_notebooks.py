@@ -36,7 +36,7 @@ def small_run(folder: Path) -> RunConfig:
             "task": {
                 "name": "albert",
                 "tokenizer": str(folder / "tokenizer"),
-                "vocabulary": 60,
+                "vocab_size": 60,
                 "sequence_length": 32,
                 "model": {**sizes, "intermediate_size": 16, "max_position_embeddings": 32},
             },

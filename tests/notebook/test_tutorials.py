@@ -69,7 +69,7 @@ def test_a_model_that_writes_is_used_as_well(
 def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_codes(tmp_path, samples=40)
     write_picture_model(tmp_path)
-    run = run_of(tmp_path, ranked=0)
+    run = run_of(tmp_path, ranking_samples=0)
     task = create_task(run)
     assert isinstance(task, TextToImage)
     model = task.model()

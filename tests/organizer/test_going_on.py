@@ -72,7 +72,7 @@ def test_neither_tokens_nor_a_tokenizer_are_prepared_for_conversations(folder: P
     run = prepare_demo("chat", tmp_path, str(folder / "causal-model"))
     with pytest.raises(UserError, match=r"^the task 'chat' reads its data as it is, so there are no tokens"):
         prepare_tokens(run, tmp_path / "tokens")
-    task = run.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer"), "vocabulary": 300})
+    task = run.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer"), "vocab_size": 300})
     with pytest.raises(UserError, match=r"has the tokenizer of the model that it goes on from; remove task\.to"):
         prepare_tokenizer(run.model_copy(update={"task": task}))
     assert {path.name for path in tmp_path.iterdir()} == set()

@@ -33,7 +33,7 @@ global_batch = 8
 [task]
 name = "text-to-image"
 tokenizer = "tokenizer"
-vocabulary = 300
+vocab_size = 300
 
 [task.pictures]
 model = "pictures"

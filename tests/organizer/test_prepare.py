@@ -22,7 +22,7 @@ global_batch = 8
 [task]
 name = "albert"
 tokenizer = "tokenizer"
-vocabulary = {vocabulary}
+vocab_size = {vocabulary}
 [[data.train]]
 dataset = "./corpus.txt"
 """
@@ -80,7 +80,7 @@ SMALL = """
 name = "small"
 [task]
 tokenizer = "tokenizer-small"
-vocabulary = 24
+vocab_size = 24
 [[data.train]]
 dataset = "data.txt"
 """
@@ -169,7 +169,7 @@ def test_text_for_fewer_tokens_than_asked_for_is_said(path: Path, capfd: pytest.
     ("key", "value", "problem"),
     [
         ("tokenizer", "owner/name", "task.tokenizer must be a local folder"),
-        ("vocabulary", None, "task.vocabulary must say how many"),
+        ("vocab_size", None, "task.vocab_size must say how many"),
     ],
 )
 def test_a_run_that_names_no_tokenizer_of_its_own_is_refused(path: Path, key: str, value: object, problem: str) -> None:

@@ -246,7 +246,7 @@ global_batch = 8
 [task]
 name = "albert"
 tokenizer = "words"
-vocabulary = 100
+vocab_size = 100
 sequence_length = 32
 [task.model]
 hidden_size = 32

@@ -55,7 +55,7 @@ def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]
         "intermediate_size": 4 * HIDDEN,
         "max_position_embeddings": LENGTH,
     }
-    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocabulary": TOKENS, "sequence_length": LENGTH}
+    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocab_size": TOKENS, "sequence_length": LENGTH}
     return {
         "name": "rehearsal-test",
         "global_batch": 512,
@@ -121,9 +121,9 @@ def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
     assert "global_batch is 4, smaller than one microbatch (8 samples); set it to 64" in refusal(
         microbatch=8, global_batch=4
     )
-    said = refusal({"vocabulary": 70})
-    assert "task.vocabulary is 70" in said
-    assert "has 39 tokens; set vocabulary = 39" in said
+    said = refusal({"vocab_size": 70})
+    assert "task.vocab_size is 70" in said
+    assert "has 39 tokens; set vocab_size = 39" in said
     assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
     assert "dedloc prepare tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
     rows = folder / "rows.jsonl"

@@ -94,6 +94,13 @@ def test_a_download_has_a_bar_with_its_rest() -> None:
     assert shown(loading, trial, arrived).text.startswith("Trying how many samples")
 
 
+def test_so_has_one_from_the_hub() -> None:
+    bar = shown(State(text="downloading us/corpus: 23.0 of 92.0 MB, 1.5 MB/s", share=0.25)).progress
+    assert bar is not None
+    assert (bar.fraction, bar.text) == (0.25, "25\u00a0% so far")
+    assert shown(State(text="downloading", share=0.25), State(text="connecting")).progress is None
+
+
 def test_the_batch_has_a_bar_with_my_part_and_its_rest() -> None:
     bar = shown(joined(), progress(swarm_samples=64), progress(samples=64, swarm_samples=128), later=1.0).progress
     assert bar is not None

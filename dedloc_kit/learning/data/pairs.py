@@ -67,10 +67,10 @@ class PairBuilder:
     :param longest_ngram: whole words are masked, up to so many in a row; 0: each token by itself
     """
 
-    def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float, longest_ngram: int = 0) -> None:
+    def __init__(self, tokenizer: Any, sequence_length: int, mlm_probability: float, longest_ngram: int = 0) -> None:
         require(tokenizer, MASKED)
         self.sequence_length = sequence_length
-        self._masker = Masker(tokenizer, mask_probability, longest_ngram)
+        self._masker = Masker(tokenizer, mlm_probability, longest_ngram)
         self._pad: int = tokenizer.pad_token_id
         self._cls: int = tokenizer.cls_token_id
         self._sep: int = tokenizer.sep_token_id

@@ -45,20 +45,27 @@ def chosen(settings: SuiteSettings, warn: Callable[[str], None]) -> list[Named]:
     harness()
     tasks, lacking = [], []
     for suite in dict.fromkeys(settings.suite):
-        if suite.endswith((".yaml", ".yml")):
+        if _is_file(suite):
             tasks.append(_own(suite, warn))
-        elif settings.language is None:
-            task_of(suite, "en")  # a name that is none comes first
-            raise UserError(f"the suite {suite} has many languages; name one with --language, such as --language uk")
-        elif (task := task_of(suite, settings.language)) is not None:
+        elif (task := _named(suite, settings)) is not None:
             tasks.append(task)
         else:
-            lacking.append(f"{suite} has no questions in the language {settings.language!r:.40}")
+            lacking.append(_lacking(suite, settings))
     if not tasks:
         raise UserError(f"{' and '.join(lacking)}; choose another suite, or a task of your own (FILE.yaml)")
     for text in lacking:
         warn(f"{text}; it is left out")
     return tasks
+
+
+def check(settings: SuiteSettings) -> None:
+    """Raise UserError unless all suites are there in the language; the harness is not loaded, nor are tasks read."""
+    harness()
+    for suite in settings.suite:
+        if _is_file(suite):
+            _existing(suite)
+        elif _named(suite, settings) is None:
+            raise UserError(f"{_lacking(suite, settings)}; leave it out")
 
 
 def evaluate(
@@ -106,15 +113,35 @@ def evaluate(
     return session.finish(SuitesReport(suites=tuple(reports)))
 
 
+def _is_file(suite: str) -> bool:
+    return suite.endswith((".yaml", ".yml"))
+
+
+def _named(suite: str, settings: SuiteSettings) -> Named | None:
+    if settings.language is None:
+        task_of(suite, "en")  # a name that is none comes first
+        raise UserError(f"the suite {suite} has many languages; name one with --language, such as --language uk")
+    return task_of(suite, settings.language)
+
+
+def _lacking(suite: str, settings: SuiteSettings) -> str:
+    return f"{suite} has no questions in the language {settings.language!r:.40}"
+
+
+def _existing(file: str) -> Path:
+    path = Path(file).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"{file} does not exist; name the file of a task in the form of lm-evaluation-harness")
+    return path
+
+
 def _own(file: str, warn: Callable[[str], None]) -> Named:
     """A task of the person's own disk; what it names there as code runs, and that is told."""
     from lm_eval.api.registry import metric_registry
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    path = Path(file).expanduser().absolute()
-    if not path.is_file():
-        raise UserError(f"{file} does not exist; name the file of a task in the form of lm-evaluation-harness")
+    path = _existing(file)
     task = Named("", path.parent, path)
     with _explained(task):
         read = load_yaml(path, resolve_func=False)

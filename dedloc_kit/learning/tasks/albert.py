@@ -64,10 +64,10 @@ class AlbertArchitecture(Section):
 class AlbertOptions(TextOptions):
     """The keys of `task` for ALBERT, beside its name."""
 
-    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     masking: Literal["tokens", "words"] = "tokens"
     """`tokens`: each by itself, as BERT and sahajBERT; `words`: whole words, several in a row, as ALBERT."""
-    longest_ngram: PositiveInt = 3
+    max_ngram_size: PositiveInt = 3
     """With `words`: at most so many words in a row."""
     model: AlbertArchitecture = AlbertArchitecture()
 
@@ -96,9 +96,9 @@ class Albert(TextTask):
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
-        longest_ngram = self.options.longest_ngram if self.options.masking == "words" else 0
+        longest_ngram = self.options.max_ngram_size if self.options.masking == "words" else 0
         self.pairs = PairBuilder(
-            self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
+            self.tokenizer, self.options.sequence_length, self.options.mlm_probability, longest_ngram
         )
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
@@ -165,7 +165,7 @@ class Albert(TextTask):
         # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
         masked = functional.cross_entropy(token_scores.float(), batch[TARGETS], reduction="sum")
         order = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"], reduction="sum")
-        expected = self.options.mask_probability * self.options.sequence_length
+        expected = self.options.mlm_probability * self.options.sequence_length
         return Loss(masked + expected * order, len(batch[TARGETS]))
 
     def evaluate(self, model: nn.Module) -> Evaluation:

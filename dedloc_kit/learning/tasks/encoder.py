@@ -31,10 +31,10 @@ class EncoderOptions(PackedOptions):
     """The keys of `task` for an encoder, beside its name."""
 
     architecture: str = "modernbert"
-    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.3
     masking: Literal["tokens", "words"] = "tokens"
     """`tokens`: each by itself; `words`: whole words, several in a row."""
-    longest_ngram: PositiveInt = 3
+    max_ngram_size: PositiveInt = 3
     """With `words`: at most so many words in a row."""
 
 
@@ -48,8 +48,8 @@ class Encoder(PackedTask):
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
-        longest = self.options.longest_ngram if self.options.masking == "words" else 0
-        self.masker = Masker(self.tokenizer, self.options.mask_probability, longest)
+        longest = self.options.max_ngram_size if self.options.masking == "words" else 0
+        self.masker = Masker(self.tokenizer, self.options.mlm_probability, longest)
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 

@@ -46,7 +46,7 @@ class SpanCorruptionOptions(TextOptions):
     """Keys of the architecture's configuration class. The vocabulary is the tokenizer's."""
     noise_density: Annotated[float, Field(ge=0.01, le=0.5)] = 0.15
     """The share of tokens in gaps."""
-    mean_span: Annotated[float, Field(ge=1, le=8)] = 3.0
+    mean_noise_span_length: Annotated[float, Field(ge=1, le=8)] = 3.0
     """Tokens of a gap."""
 
 
@@ -63,7 +63,7 @@ class SpanCorruption(TextTask):
         begin, self.end = bos_eos(tokenizer, self.special_tokens)
         self.packer = Packer(begin, self.end, self.options.sequence_length)
         self.hidden = max(1, round(self.options.sequence_length * self.options.noise_density))
-        self.spans = max(1, round(self.hidden / self.options.mean_span))
+        self.spans = max(1, round(self.hidden / self.options.mean_noise_span_length))
         names, end = [f"<extra_id_{n}>" for n in range(self.spans)], tokenizer.convert_ids_to_tokens(self.end)
         tokenizer.add_special_tokens({"additional_special_tokens": names})
         self.sentinels = np.array(tokenizer.convert_tokens_to_ids(names))

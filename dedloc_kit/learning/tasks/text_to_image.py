@@ -73,7 +73,7 @@ class TextToImage(Task):
 
     def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
         """Captions with their places filled up, some left out, and codes."""
-        return (self._example(each, rng.random() >= self.options.unconditional) for each in records)
+        return (self._example(each, rng.random() >= self.options.caption_dropout) for each in records)
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
         """Captions are filled up, so all samples have as many tokens and codes."""
@@ -82,7 +82,7 @@ class TextToImage(Task):
         after_tokens, after_codes = model(captions, codes[:, :-1])
         of_text = output_loss(after_tokens.flatten(0, 1), model.text_output, captions[:, 1:].flatten())
         of_codes = output_loss(after_codes.flatten(0, 1), model.code_output, codes.flatten())
-        weight = self.options.image_weight
+        weight = self.options.image_loss_weight
         return Loss.of((of_text + weight * of_codes) / (1 + weight), len(captions))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
@@ -135,7 +135,8 @@ class TextToImage(Task):
 
     @cached_property
     def _exam(self) -> CaptionExam:
-        return CaptionExam(**self._held_out, ranked=self.options.ranked, seed=seed_of(self.run.seed, "captions"))
+        seed = seed_of(self.run.seed, "captions")
+        return CaptionExam(**self._held_out, ranked=self.options.ranking_samples, seed=seed)
 
     @cached_property
     def _held_out(self) -> Batch:

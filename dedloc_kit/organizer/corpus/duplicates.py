@@ -104,14 +104,15 @@ def write_array(path: Path, values: NDArray[Any]) -> None:
     os.replace(temporary, path)
 
 
-def find_duplicates(files: SketchFiles, found: Duplicates, number: int) -> None:
+def find_duplicates(files: SketchFiles, found: Duplicates, number: int, at_once: int = KEYS_AT_ONCE) -> None:
     """Look for copies among documents that share a key, and add them to those that are found.
 
     Done twice it is as done once.
 
     :param number: of the key
+    :param at_once: keys that are in memory, about
     """
-    parts = -(-int(files.starts[-1]) // KEYS_AT_ONCE)
+    parts = -(-int(files.starts[-1]) // at_once)
     for part in range(parts):
         for group in _sharing(files, found, number, part, parts):
             _compare(files, found, number, group)

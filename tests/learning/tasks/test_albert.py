@@ -86,7 +86,7 @@ def loss_by_hand(task: Albert, model: Any, batch: dict[str, torch.Tensor]) -> tu
         output.prediction_logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum"
     )
     of_order = functional.cross_entropy(output.sop_logits, batch["sentence_order_label"], reduction="sum")
-    factor = task.options.mask_probability * task.options.sequence_length
+    factor = task.options.mlm_probability * task.options.sequence_length
     return (of_labels + factor * of_order).item(), int((batch["labels"] != -100).sum())
 
 

@@ -148,7 +148,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     [
         ({"sequence_length": 64}, {"max_position_embeddings": 32}, "task.sequence_length must be at most .*(32)"),
         ({"architecture": "lama"}, {}, "did you mean 'llama'"),
-        ({"mask_probability": 0.1}, {}, "task.mask_probability is not a known key"),
+        ({"mlm_probability": 0.1}, {}, "task.mlm_probability is not a known key"),
         ({"model": "large"}, {}, "task.model: input should be an object"),
     ],
 )

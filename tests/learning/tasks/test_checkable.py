@@ -92,7 +92,7 @@ def test_what_the_classifier_of_an_albert_drops_stands_in_the_batch(run_of: Call
     task.loss(model, task.prepare(batch), 0).mean.backward()
     assert torch.equal(pooled.grad != 0, batch["classifier_kept"]), "only through what is kept does anything flow"
     scores = model.sop_classifier.classifier(pooled * batch["classifier_kept"] / 0.75)
-    factor = task.options.mask_probability * task.options.sequence_length
+    factor = task.options.mlm_probability * task.options.sequence_length
     order = nn.functional.cross_entropy(scores, batch["sentence_order_label"], reduction="sum")
     masked = task.loss(model, task.prepare(batch), 0).total - factor * order
     batch["classifier_kept"][:] = True

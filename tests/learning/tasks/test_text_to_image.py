@@ -78,11 +78,11 @@ def test_captions_are_learned_and_drawn(folder: Path) -> None:
 
 
 def test_a_share_of_the_samples_has_no_caption(folder: Path) -> None:
-    task = task_of(folder, unconditional=0.25)
+    task = task_of(folder, caption_dropout=0.25)
     captions = torch.cat([batch["captions"] for batch in islice(batches_from(task, 50, 0, print), 20)])
     nothing = (captions == task.shape.padded([[]])).all(1)
     assert 0.2 < nothing.float().mean() < 0.3
-    told = next(batches_from(task_of(folder, unconditional=0.0), 50, 0, print))["captions"]
+    told = next(batches_from(task_of(folder, caption_dropout=0.0), 50, 0, print))["captions"]
     assert (told[:, :2] < task.shape.tokens).all()
     assert (told[:, 2:] == torch.tensor([task.shape.tokens + 2, task.shape.tokens + 3])).all()
 
@@ -101,7 +101,7 @@ def test_the_loss_weighs_codes_and_text(folder: Path) -> None:
             scores = model.code_output(after_codes)[0].log_softmax(-1)
             of_codes -= sum(scores[place, picture[place]].item() for place in range(9)) / 9 / 8
         for weight in (7.0, 0.5):
-            found = task_of(folder, image_weight=weight).loss(model, batch, 0).mean.item()
+            found = task_of(folder, image_loss_weight=weight).loss(model, batch, 0).mean.item()
             assert found == pytest.approx((of_text + weight * of_codes) / (1 + weight), abs=1e-5)
 
 
@@ -122,17 +122,20 @@ def test_what_decays_are_the_matrices(folder: Path) -> None:
     ("options", "line"),
     [
         (
-            {"model": {"layers": 4, "shared": 4}},
-            "model.shared is 4 and model.layers is 4: set shared to at most layers",
+            {"model": {"num_hidden_layers": 4, "num_shared_blocks": 4}},
+            "model.num_shared_blocks is 4 and model.num_hidden_layers is 4: set it to at most one less",
         ),
-        ({"model": {"width": 30, "heads": 4}}, "model.width is 30: set it to a multiple of 4 and of model.heads (4)"),
-        ({"model": {"width": 16, "heads": 4}}, "with at least 6 for each head"),
-        ({"model": {"kernel": 4}}, "model.kernel is 4; set it to an odd number, such as 5"),
+        (
+            {"model": {"hidden_size": 30, "num_attention_heads": 4}},
+            "model.hidden_size is 30: set it to a multiple of 4 and of model.num_attention_heads (4)",
+        ),
+        ({"model": {"hidden_size": 16, "num_attention_heads": 4}}, "with at least 6 for each head"),
+        ({"model": {"kernel_size": 4}}, "model.kernel_size is 4; set it to an odd number, such as 5"),
         ({"model": {"attention": ["rows"]}}, "task.model.attention[0]: input should be 'full', 'row', 'column' or"),
-        ({"model": {"wdith": 8}}, "task.model.wdith is not a known key; did you mean 'width'?"),
-        ({"unconditionel": 0.1}, "task.unconditionel is not a known key; did you mean 'unconditional'?"),
-        ({"unconditional": 1.0}, "task.unconditional: input should be less than 1, not 1.0"),
-        ({"image_weight": 0}, "task.image_weight: input should be greater than 0"),
+        ({"model": {"hiden_size": 8}}, "task.model.hiden_size is not a known key; did you mean 'hidden_size'?"),
+        ({"caption_dropuot": 0.1}, "task.caption_dropuot is not a known key; did you mean 'caption_dropout'?"),
+        ({"caption_dropout": 1.0}, "task.caption_dropout: input should be less than 1, not 1.0"),
+        ({"image_loss_weight": 0}, "task.image_loss_weight: input should be greater than 0"),
         ({"drawing": {"top_k": 0}}, "task.drawing.top_k: input should be greater than or equal to 1"),
         ({"tokenizer": "/nowhere"}, "the tokenizer /nowhere does not exist or has no tokenizer.json; make one with"),
         ({"pictures": {**PICTURES, "size": 13}}, "pictures.size must be a multiple of pictures.side"),
@@ -177,7 +180,7 @@ USE = """if True:
 def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     folder: Path, hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    task = task_of(folder, drawing={"guidance": 2.0, "top_k": 4})
+    task = task_of(folder, drawing={"guidance_scale": 2.0, "top_k": 4})
     model = task.model().eval()
     assert isinstance(model, DrawingTransformer)
     published = tmp_path / "published"

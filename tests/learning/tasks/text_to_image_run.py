@@ -20,8 +20,11 @@ PICTURES: dict[str, Any] = {"codes": 6, "side": 3, "size": 12}
 TINY: dict[str, Any] = {
     "caption_length": 4,
     "evaluation_samples": 32,
-    "ranked": 8,
-    "model": {"width": 32, "heads": 2, "layers": 2, "shared": 1, "attention": ["full"], "last_attention": "row"},
+    "ranking_samples": 8,
+    "model": {
+        **{"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "num_shared_blocks": 1},
+        **{"attention": ["full"], "last_attention": "row"},
+    },
 }
 
 

@@ -74,7 +74,7 @@ def test_volunteers_behind_firewalls_find_their_coordinator_again(tmp_path: Path
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         first = swarm.coordinator()
         # Who listens there cannot be reached at 127.0.0.1, from where the coordinator sees it.
-        clients = [swarm.volunteer(name, SLOWLY, microbatch=4, host="127.0.0.2") for name in ("one", "two")]
+        clients = [swarm.volunteer(name, SLOWLY, microbatch=4, swarm_host="127.0.0.2") for name in ("one", "two")]
         for client in clients:
             client.wait_for(State, lambda event: "others cannot reach this machine" in event.text)
             assert client.joined.addresses == ()

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         f"{made.documents:,} of {made.read:,} documents are left, with {made.characters:,} characters", soft_wrap=True
     )
     console.print(f"the text is in {folder}", soft_wrap=True)
-    sections = " and [[data.cooldown]]" if run.data.decay else ""
+    sections = " and [[data.cooldown]]" if run.data.cooldown else ""
     console.print(
         f"\nput into {options.run}, in place of every section [[data.train]]{sections}:\n\n"
         f"{sources_toml(run, folder.name, None, tokenized=False)}",

@@ -58,7 +58,7 @@ def unigram_with_bytes(texts: Iterable[str], vocabulary: int, special: Iterable[
     """
     special = list(special)
     if vocabulary <= len(special) + len(BYTES):
-        raise UserError(f"task.vocabulary must be more than {len(special) + len(BYTES)}: so many are no text, or bytes")
+        raise UserError(f"task.vocab_size must be more than {len(special) + len(BYTES)}: so many are no text, or bytes")
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

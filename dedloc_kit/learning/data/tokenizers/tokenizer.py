@@ -139,7 +139,7 @@ def _trained(
         raise
     except Exception as error:  # tokenizers raises nothing more specific
         raise UserError(
-            f"no tokenizer of {vocabulary} tokens can be trained ({error}); change the vocabulary"
+            f"no tokenizer of {vocabulary} tokens can be trained ({error}); change task.vocab_size"
         ) from error
     if tokenizer.get_vocab_size() <= empty:
         raise UserError("there is no text to train a tokenizer on; correct the run's data")

@@ -52,7 +52,7 @@ class Drawer:
     def codes(self, captions: Sequence[str], seed: int = 0, **how: float) -> Tensor:
         """The codes of a picture for each caption, int64 [captions, codes].
 
-        :param how: `top_k`, `temperature` or `guidance`, where they are not to be as usual
+        :param how: `top_k`, `temperature` or `guidance_scale`, where they are not to be as usual
         """
         tokens = self.shape.padded([self.tokenizer.ids(caption) for caption in captions])
         return generate(self.model, tokens, Drawn(**{**self.usually, **how}), seed)

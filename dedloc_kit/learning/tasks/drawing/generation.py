@@ -17,13 +17,13 @@ class Drawn:
 
     :ivar top_k: from so many likeliest ones
     :ivar temperature: below 1 the likeliest become likelier
-    :ivar guidance: how much more than without a caption its scores count: 1 takes them as they are (Ho and Salimans
-        2022, arXiv 2207.12598)
+    :ivar guidance_scale: how much more than without a caption its scores count: 1 takes them as they are (Ho and
+        Salimans 2022, arXiv 2207.12598)
     """
 
     top_k: int
     temperature: float
-    guidance: float
+    guidance_scale: float
 
 
 @torch.inference_mode()
@@ -36,7 +36,7 @@ def generate(model: DrawingTransformer, captions: Tensor, how: Drawn, seed: int)
     """
     shape = model.shape
     chances = torch.rand(len(captions), shape.places.codes, generator=torch.Generator().manual_seed(seed))
-    recalled = shape.layers * Recall.values_of(shape) * (1 if how.guidance == 1 else 2)
+    recalled = shape.layers * Recall.values_of(shape) * (1 if how.guidance_scale == 1 else 2)
     rows = max(1, _RECALLED_AT_ONCE // recalled)
     parts = zip(captions.split(rows), chances.split(rows), strict=True)
     return torch.cat([_generated(model, some, chance, how) for some, chance in parts])
@@ -44,7 +44,7 @@ def generate(model: DrawingTransformer, captions: Tensor, how: Drawn, seed: int)
 
 def _generated(model: DrawingTransformer, captions: Tensor, chances: Tensor, how: Drawn) -> Tensor:
     shape, weights = model.shape, model.of_text.weight
-    if how.guidance != 1:
+    if how.guidance_scale != 1:
         captions = torch.cat([captions, shape.padded([[]]).expand_as(captions)])
     recalls = [Recall(shape, len(captions), weights) for _ in range(shape.layers)]
     channels = model.through(model.of_text(captions.to(weights.device)), 0, recalls)
@@ -64,9 +64,9 @@ def draw_codes(scores: Tensor, chances: Tensor, how: Drawn) -> Tensor:
     :param scores: [samples, codes]; with guidance those without captions follow, [2 * samples, codes]
     :param chances: between 0 and 1, [samples]: they decide
     """
-    if how.guidance != 1:
+    if how.guidance_scale != 1:
         told, untold = scores.chunk(2)
-        scores = untold + how.guidance * (told - untold)
+        scores = untold + how.guidance_scale * (told - untold)
     best, codes = (scores / how.temperature).nan_to_num().topk(min(how.top_k, scores.shape[-1]))
     upto = best.double().softmax(dim=-1).cumsum(dim=-1)
     number = (upto <= chances[:, None]).sum(dim=-1).clamp(max=codes.shape[-1] - 1)

@@ -20,35 +20,38 @@ _LEAST_HEAD = 6
 class TransformerOptions(Section):
     """The shape of the transformer; the defaults are those of "Training Transformers Together"."""
 
-    width: PositiveInt = 1024
-    heads: PositiveInt = 16
-    layers: PositiveInt = 64
-    shared: PositiveInt = 4
+    hidden_size: PositiveInt = 1024
+    num_attention_heads: PositiveInt = 16
+    num_hidden_layers: PositiveInt = 64
+    num_shared_blocks: PositiveInt = 4
     """Blocks that all layers but the last use in turn; the last has one of its own."""
     attention: tuple[Attention, ...] = Field(default=("row", "column", "row", "row"), min_length=1)
     """What the layers look at beside the caption, in turn: the `full` picture, the same `row` or `column`, or what is
     near (`convolution`)."""
     last_attention: Attention = "convolution"
     """What the last layer looks at."""
-    kernel: Annotated[int, Field(ge=1)] = 11
+    kernel_size: Annotated[int, Field(ge=1)] = 11
     """Of the kind `convolution`: half of so many codes up and to each side, an odd number."""
-    tied: bool = True
+    tie_word_embeddings: bool = True
     """Whether the embeddings are the output layer too."""
 
     @model_validator(mode="after")
     def _fits(self) -> "TransformerOptions":
-        if self.shared >= self.layers:
+        width, heads = self.hidden_size, self.num_attention_heads
+        if self.num_shared_blocks >= self.num_hidden_layers:
             raise ValueError(
-                f"model.shared is {self.shared} and model.layers is {self.layers}: set shared to at most layers - 1, "
-                "for the last layer has a block of its own"
+                f"model.num_shared_blocks is {self.num_shared_blocks} and model.num_hidden_layers is "
+                f"{self.num_hidden_layers}: set it to at most one less, for the last layer has a block of its own"
             )
-        if self.width % self.heads or self.width % 4 or self.width // self.heads < _LEAST_HEAD:
+        if width % heads or width % 4 or width // heads < _LEAST_HEAD:
             raise ValueError(
-                f"model.width is {self.width}: set it to a multiple of 4 and of model.heads ({self.heads}), with at "
-                f"least {_LEAST_HEAD} for each head"
+                f"model.hidden_size is {width}: set it to a multiple of 4 and of model.num_attention_heads ({heads}), "
+                f"with at least {_LEAST_HEAD} for each head"
             )
-        if self.kernel % 2 == 0:
-            raise ValueError(f"model.kernel is {self.kernel}; set it to an odd number, such as {self.kernel + 1}")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"model.kernel_size is {self.kernel_size}; set it to an odd number, such as {self.kernel_size + 1}"
+            )
         return self
 
 
@@ -58,7 +61,7 @@ class DrawingOptions(Section):
     top_k: PositiveInt = 40
     """Each code is one of so many likeliest ones."""
     temperature: PositiveFloat = 1.0
-    guidance: Annotated[float, Field(ge=0)] = 1.0
+    guidance_scale: Annotated[float, Field(ge=0)] = 1.0
     """1: as the model says; above, further away from what it says without the caption, in twice the time."""
 
 
@@ -69,20 +72,20 @@ class TextToImageOptions(Section):
     """A folder or a Hub repository."""
     language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
     """ISO 639 code of the captions, for the model's users."""
-    vocabulary: PositiveInt = 32_000
+    vocab_size: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""
     tokenization: Tokenization | None = None
     """How that command makes it; see `tokenization_of`."""
     pictures: PictureCodes
     caption_length: Annotated[int, Field(ge=2, le=MAX_CAPTION)] = 256
     """Tokens; what is longer is cut."""
-    image_weight: PositiveFloat = 7.0
+    image_loss_weight: PositiveFloat = 7.0
     """How much more the loss of the codes counts than that of the caption."""
-    unconditional: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    caption_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The share of samples that are learned without their caption, so that guidance works."""
     evaluation_samples: Annotated[int, Field(ge=2)] = 256
     """Held-out ones that the losses are measured on."""
-    ranked: Annotated[int, Field(ge=0)] = 64
+    ranking_samples: Annotated[int, Field(ge=0)] = 64
     """Of those, so many are asked which of 16 captions is theirs; 0: none."""
     drawing: DrawingOptions = DrawingOptions()
     model: TransformerOptions = TransformerOptions()
@@ -95,12 +98,12 @@ class TextToImageOptions(Section):
             codes=self.pictures.codes,
             caption=self.caption_length,
             side=self.pictures.side,
-            width=model.width,
-            heads=model.heads,
-            shared=model.shared,
-            attention=(*islice(cycle(model.attention), model.layers - 1), model.last_attention),
-            kernel=model.kernel,
-            tied=model.tied,
+            width=model.hidden_size,
+            heads=model.num_attention_heads,
+            shared=model.num_shared_blocks,
+            attention=(*islice(cycle(model.attention), model.num_hidden_layers - 1), model.last_attention),
+            kernel=model.kernel_size,
+            tied=model.tie_word_embeddings,
         )
 
     @property

@@ -38,7 +38,7 @@ class TextOptions(Section):
     """A folder or a Hub repository."""
     language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
     """ISO 639 code, such as `bn`: ALBERT goes by it where sentences end, others tell it to the model's users."""
-    vocabulary: PositiveInt = 32_000
+    vocab_size: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""
     tokenization: Tokenization | None = None
     """How that command makes it; see `tokenization_of`."""

@@ -148,7 +148,7 @@ class PackedTask(TextTask):
 
     def _with_its_vocabulary(self) -> Any:
         """The same task with the tokenizer of the model that it goes on from, evaluated on all of the same text."""
-        options = {key: each for key, each in self.run.task.options.items() if key not in ("tokenizer", "vocabulary")}
+        options = {key: each for key, each in self.run.task.options.items() if key not in ("tokenizer", "vocab_size")}
         texts = self.held_out_packs().texts
         options["evaluation_samples"] = 1 + sum(len(text.encode()) for text in texts)
         task: Any = create_task(self.run.model_copy(update={"task": TaskConfig(name=self.run.task.name, **options)}))

@@ -163,7 +163,7 @@ def test_documents_keep_their_spaces(tmp_path: Path) -> None:
 
 
 def test_vocabularies_and_kinds_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"task\.vocabulary must be more than 258"):
+    with pytest.raises(UserError, match=r"task\.vocab_size must be more than 258"):
         train_tokenizer(iter(TEXTS), 200, tmp_path / "t", "unigram-bytes", CAUSAL)
     with pytest.raises(UserError, match='choose "bpe"'):
         train_tokenizer(iter(TEXTS), 400, tmp_path / "t", "unigram", CAUSAL)

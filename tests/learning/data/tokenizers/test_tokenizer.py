@@ -193,7 +193,7 @@ def test_a_tokenizer_on_the_hub_may_be_pinned_to_a_revision(
 
 def test_more_characters_than_tokens_are_refused(tmp_path: Path) -> None:
     texts = ["".join(chr(0x4E00 + i) for i in range(500))]
-    with pytest.raises(UserError, match="vocabulary"):
+    with pytest.raises(UserError, match="vocab_size"):
         train_tokenizer(iter(texts), 50, tmp_path / "tokenizer")
     with pytest.raises(UserError, match="no text"):
         train_tokenizer(iter([]), 50, tmp_path / "tokenizer")

@@ -11,7 +11,7 @@ from dedloc_kit.learning.tasks.drawing.generation import Drawn, draw_codes, gene
 from dedloc_kit.learning.tasks.drawing.transformer import DrawingTransformer, Shape
 from tests.learning.tasks.drawing.test_transformer import TINY, model_of
 
-HOW = Drawn(top_k=5, temperature=0.8, guidance=1.0)
+HOW = Drawn(top_k=5, temperature=0.8, guidance_scale=1.0)
 CAPTIONS = [[1, 2, 3], [], [4, 5, 6, 7, 8], [9]]
 
 
@@ -24,7 +24,7 @@ def plain(model: DrawingTransformer, captions: torch.Tensor, how: Drawn, seed: i
     for number in range(shape.places.codes):
         with torch.no_grad():
             scores = [model.code_output(model(each, codes)[1][:, -1]) for each in (captions, nothing)]
-        both = torch.cat(scores) if how.guidance != 1 else scores[0]
+        both = torch.cat(scores) if how.guidance_scale != 1 else scores[0]
         codes = torch.cat([codes, draw_codes(both, chances[:, number], how)[:, None]], dim=1)
     return codes
 
@@ -32,7 +32,7 @@ def plain(model: DrawingTransformer, captions: torch.Tensor, how: Drawn, seed: i
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, attention=("column", "convolution", "row"), shared=1, side=4)])
 def test_what_layers_recall_gives_the_codes_that_all_places_give(shape: Shape, guidance: float) -> None:
-    model, how = model_of(shape).double(), replace(HOW, guidance=guidance)
+    model, how = model_of(shape).double(), replace(HOW, guidance_scale=guidance)
     captions = shape.padded(CAPTIONS)
     found = generate(model, captions, how, 7)
     assert torch.equal(found, plain(model, captions, how, 7))
