@@ -5588,6 +5588,27 @@ MUTATIONS = (
         "tests/organizer/test_prepare_tokens.py -k interrupted",
     ),
     Mutation(
+        "documents that share a key are copies of each other",
+        "organizer/corpus/duplicates.py",
+        "if similarity(shingles, others) >= SIMILAR:",
+        "if True:",
+        "tests/organizer/corpus/test_duplicates.py -k planted",
+    ),
+    Mutation(
+        "a corpus holds files of an attempt with other data",
+        "organizer/corpus/corpus.py",
+        "if not state.parts:",
+        "if False:",
+        "tests/organizer/corpus/test_corpus.py -k other_data",
+    ),
+    Mutation(
+        "a script that no model knows is taken for some language",
+        "organizer/corpus/language.py",
+        "return script if script and script not in _SCRIPTS else",
+        "return",
+        "tests/organizer/corpus/test_language.py -k no_model",
+    ),
+    Mutation(
         "who waits for nothing keeps its place",
         "dashboard/http/connections.py",
         "first.cut()",

@@ -24,7 +24,7 @@ from dedloc_kit.learning.data.text.token_shards import shard_path
 from dedloc_kit.organizer.corpus.duplicates import Duplicates, SketchFiles, find_duplicates, write_array
 from dedloc_kit.organizer.corpus.held_out import HeldOut
 from dedloc_kit.organizer.corpus.language import Identifier
-from dedloc_kit.organizer.corpus.reading import Cleaner, Reading, batches, part_path, read_texts, write_texts
+from dedloc_kit.organizer.corpus.reading import Cleaner, Reading, batches, cut, part_path, read_texts, write_texts
 from dedloc_kit.organizer.corpus.report import SHOWN, Display, Progress, Removed, card, described, described_copies
 from dedloc_kit.organizer.corpus.sketch import KEYS, check_rensa
 from dedloc_kit.organizer.prepare_source import Sizes, Workplace, identity_of, workplace
@@ -41,11 +41,9 @@ _COMPARED = ".compared"
 
 def check_learns_text(run: RunConfig) -> None:
     """Raise UserError for a task whose data is no plain text."""
-    from dedloc_kit.learning.task import task_class
-
-    task = task_class(run.task.name)
-    if "pictures" in run.task.options or task.own_records or not task.special_tokens:
-        raise UserError(f"the task '{run.task.name}' learns from no plain text, so there is no corpus to clean")
+    options, name = run.task.options, run.task.name
+    if name == "chat" or "pictures" in options or not options.keys() & {"tokenizer", "start", "init_from"}:
+        raise UserError(f"the task '{name}' learns from no plain text, so there is no corpus to clean")
 
 
 def prepare_corpus(
@@ -101,7 +99,8 @@ def _read_held_out(source: Source | None, display: Display) -> HeldOut:
     if source is None:
         display.line("the run's file has no [data.evaluation], so there is no held-out text to look for")
         return HeldOut.of([])
-    found = HeldOut.of(display.each("held-out documents read", in_order(source, texts, warn=display.line)))
+    documents = cut(in_order(source, texts, warn=display.line))
+    found = HeldOut.of(display.each("held-out documents read", documents))
     if not found.whole:
         display.line(f"of the held-out text the first {count(len(found.sizes) - 1, 'document')} are looked for")
     return found

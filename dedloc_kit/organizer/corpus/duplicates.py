@@ -74,10 +74,10 @@ class SketchFiles:
             yield np.load(path.with_suffix(".keys.npy"), mmap_mode="r", allow_pickle=False)[number]
 
     def shingles(self, document: int) -> Shingles:
-        """Those of one document."""
+        """Those of one document, each once and ascending."""
         file, at = self.place(document)
         ends, shingles = self._open(file)
-        return np.asarray(shingles[ends[at - 1] if at else 0 : ends[at]])
+        return np.unique(shingles[ends[at - 1] if at else 0 : ends[at]])
 
     def _opened(self, file: int) -> tuple[Any, Any]:
         ends, shingles = (
@@ -99,9 +99,12 @@ def write_sketches(path: Path, sketches: Sequence[Sketches]) -> None:
 def write_array(path: Path, values: NDArray[Any]) -> None:
     """Write an array to a file, which appears when it is whole."""
     temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, values, allow_pickle=False)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def find_duplicates(files: SketchFiles, found: Duplicates, number: int, at_once: int = KEYS_AT_ONCE) -> None:

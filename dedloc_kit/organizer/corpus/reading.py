@@ -99,13 +99,19 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 def _pieces(rows: Rows, size: int) -> Iterator[str]:
-    """The documents of a part; a long one is cut, so that it takes no more memory than others."""
+    """The documents of a part."""
     characters = 0
     while characters < size and not rows.over:
-        for text in rows.chunk():
-            for begin in range(0, len(text), MAX_TEXT):
-                yield text[begin : begin + MAX_TEXT]
+        for text in cut(rows.chunk()):
+            yield text
             characters += len(text)
+
+
+def cut(documents: Iterable[str]) -> Iterator[str]:
+    """The same documents, but a long one in pieces, so that it takes no more memory than others."""
+    for text in documents:
+        for begin in range(0, len(text), MAX_TEXT):
+            yield text[begin : begin + MAX_TEXT]
 
 
 def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:

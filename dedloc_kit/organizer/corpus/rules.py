@@ -20,7 +20,7 @@ _POLICY = re.compile(
     "terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies|lorem ipsum", re.IGNORECASE
 )
 _LONG = 1000
-_LONG_WORD = re.compile(rf"[^\s{''.join(f'{chr(first)}-{chr(last)}' for first, last in UNSPACED)}]{{{_LONG + 1}}}")
+_WORD = re.compile(rf"[^\s{''.join(f'{chr(first)}-{chr(last)}' for first, last in UNSPACED)}]+")
 _ENDS = frozenset(".!?…。！？｡।॥؟۔։။។༎།።፧᙮᠃᱾꓿\"'”’»)]）」』")
 """What a sentence ends with, in any script, or a quotation behind it."""
 _BULLETS = tuple("•●○■□▪▫*-–—")
@@ -105,7 +105,11 @@ LINE_RULES = (
     Rule("no letter", "RefinedWeb", lambda line: not any(map(str.isalpha, line))),
     Rule("JavaScript", "C4", lambda line: _SCRIPT.search(line) is not None),
     Rule("terms of use, cookies or lorem ipsum", "C4", lambda line: _POLICY.search(line) is not None),
-    Rule(f"a word of over {_LONG:,} characters", "C4", lambda line: _LONG_WORD.search(line) is not None),
+    Rule(
+        f"a word of over {_LONG:,} characters",
+        "C4",
+        lambda line: len(line) > _LONG and max(map(len, _WORD.findall(line)), default=0) > _LONG,
+    ),
 )
 DOCUMENT_RULES = (
     Rule("fewer than 50 words", "Gopher", lambda d: len(d.words.hashes) < 50),
