@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import PIXELS, SAMPLES, STEPS, PositiveFloat, PositiveInt, Section
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
@@ -61,27 +61,34 @@ _logger = logging.getLogger(__name__)
 class SwavOptions(Section):
     """The keys of `task` for SwAV, beside its name; the defaults are DeDLOC's for ImageNet."""
 
-    image_size: Annotated[int, Field(ge=8)] = 384
-    """Pixels along each side of the square that a picture is brought to; crops are cut from it."""
+    image_size: Annotated[int, Field(ge=8), PIXELS] = 384
+    """Height and width to which a picture is resized before crops are taken."""
     global_crops: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
-    """Their assignments are what all crops predict."""
+    """The large crops; all crops predict their assignments."""
     local_crops: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
+    """The small crops."""
     augmentation: Distortion = Distortion()
+    """How the colours of crops change."""
     temperature: PositiveFloat = 0.1
+    """Temperature of the softmax over prototypes."""
     epsilon: PositiveFloat = 0.03
-    """Of the assignments: smaller is harder."""
+    """Entropy of the assignments (Sinkhorn); smaller is harder."""
     sinkhorn_iterations: PositiveInt = 3
-    queue_length: Annotated[int, Field(ge=0)] = 3840
-    """Features of earlier samples that a peer adds to its own microbatch when it assigns; 0: none."""
-    queue_start_step: Annotated[int, Field(ge=0)] = 0
-    """The global step from which on the queue is used: before, features change too fast."""
-    freeze_prototypes_steps: Annotated[int, Field(ge=0)] = 0
-    """Global steps in which the prototypes stay what they are."""
+    """The number of Sinkhorn iterations."""
+    queue_length: Annotated[int, Field(ge=0), SAMPLES] = 3840
+    """The number of earlier features that a peer adds to its microbatch when it computes assignments; 0: none."""
+    queue_start_step: Annotated[int, Field(ge=0), STEPS] = 0
+    """The global step at which the queue comes into use."""
+    freeze_prototypes_steps: Annotated[int, Field(ge=0), STEPS] = 0
+    """The number of first steps in which prototypes do not change."""
     label_column: str = "label"
     """The column with the classes of the held-out pictures."""
-    evaluation_samples: Annotated[int, Field(ge=2)] = 2000
+    evaluation_samples: Annotated[int, Field(ge=2), SAMPLES] = 2000
+    """The number of held-out pictures that are evaluated."""
     knn_neighbors: PositiveInt = 20
+    """The number of neighbours that vote in the k-NN accuracy."""
     model: ResNetArchitecture = ResNetArchitecture()
+    """The shape of the model: keys of `transformers.ResNetConfig` and of the projection head."""
 
     @model_validator(mode="after")
     def _two_views(self) -> "SwavOptions":

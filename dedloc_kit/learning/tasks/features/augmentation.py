@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from dedloc_kit.config.section import PositiveInt, Section
+from dedloc_kit.config.section import PIXELS, PositiveInt, Section
 
 LEFT, TOP, WIDTH, HEIGHT, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = range(10)
 """The numbers of a crop: a box in shares of the picture, -1 for mirrored or 1, three factors, a turn of the hues
@@ -41,13 +41,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Crops(Section):
-    """Random crops of one size."""
+    """Random crops of one size, as tables `[task.global_crops]` and `[task.local_crops]`."""
 
     count: PositiveInt
-    size: Annotated[int, Field(ge=8)]
-    """Pixels along each side."""
+    """The number of crops of each picture."""
+    size: Annotated[int, Field(ge=8), PIXELS]
+    """Height and width of a crop."""
     scale: Annotated[tuple[float, float], Field(strict=False)]
-    """Smallest and largest area, as shares of the picture."""
+    """The smallest and the largest area of a crop before it is resized, as shares of the picture."""
 
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> "Crops":
@@ -62,14 +63,19 @@ class Distortion(Section):
     """How crops are distorted; the defaults are SwAV's."""
 
     brightness: Share = 0.8
+    """Strength of the brightness jitter."""
     contrast: Share = 0.8
+    """Strength of the contrast jitter."""
     saturation: Share = 0.8
+    """Strength of the saturation jitter."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
-    """At most so much of a turn around the circle of hues."""
+    """Strength of the hue jitter, in turns of the colour circle."""
     jitter_probability: Share = 0.8
-    """The share of crops that the four above change."""
+    """The share of crops whose colours are jittered."""
     grayscale_probability: Share = 0.2
+    """The share of crops that become gray."""
     blur_probability: Share = 0.5
+    """The share of crops that are blurred."""
 
 
 def draw_crops(
