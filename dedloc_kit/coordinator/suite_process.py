@@ -60,4 +60,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # nothing of torch's or the harness's threads is waited for
