@@ -78,7 +78,7 @@ def would_install(
 
 @pytest.mark.parametrize(
     ("python", "files", "extra"),
-    [("3.13", ["colab.txt"], "[organizer,pictures]"), ("3.12", ["colab.txt", "kaggle.txt"], "")],
+    [("3.13", ["colab.txt"], "[corpus,organizer,pictures]"), ("3.12", ["colab.txt", "kaggle.txt"], "")],
     ids=["colab-organizer", "kaggle-volunteer"],  # an organizer installs all that a volunteer does
 )
 def test_installing_the_kit_changes_nothing_that_is_preinstalled(
