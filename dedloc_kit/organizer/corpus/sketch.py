@@ -33,8 +33,8 @@ class Sketches:
     keys: Hashes
     """`(KEYS, documents)`."""
     shingles: Shingles
-    """In their order, one document after the other. Of 32 bits: of two documents of a million words each one shingle in
-    four thousand is taken for another one."""
+    """Hashes in the order of the text, document after document. 32 bits suffice: of a million words one shingle in four
+    thousand collides with one of another such document."""
     ends: NDArray[np.int64]
     """Of each document's shingles."""
 
