@@ -4606,6 +4606,20 @@ MUTATIONS = (
         "tests/dashboard/test_tls.py -k configured",
     ),
     Mutation(
+        "what the organizer announces is markup",
+        "notebook/markup.py",
+        "<bdi>{escape(text)}</bdi>",
+        "<bdi>{text}</bdi>",
+        "tests/notebook/test_panel.py -k labels_and_values",
+    ),
+    Mutation(
+        "a resume without a pause begins anew",
+        "session/state.py",
+        'if self.wish in ("leave", wish):',
+        'if self.wish == "leave":',
+        "tests/session/test_training.py -k wishes",
+    ),
+    Mutation(
         "one reason for ever",
         "session/supervisor.py",
         "if repeats >= MAX_REPEATS:",
