@@ -11,8 +11,12 @@ _PLAIN_KEY = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first finding, as `data.train[0].wieght is not a known key; did you mean 'weight'?`."""
-    finding = error.errors(include_url=False, include_context=False)[0]
+    """The first finding, as `data.train[0].wieght is not a known key; did you mean 'weight'?`.
+
+    An unknown key goes before what is missing: it is most often the misspelled name of that.
+    """
+    findings = error.errors(include_url=False, include_context=False)
+    finding = next((each for each in findings if each["type"] == "extra_forbidden"), findings[0])
     location = finding["loc"]
     where = _dotted(location) or "the configuration"
     match finding["type"]:

@@ -51,10 +51,24 @@ def message(changed: dict[str, Any]) -> str:
             "data.evaluation.splt",
             "split",
         ),
+        (
+            {"data": {"train": [{"dataset": "a/b"}], "cooldown": [{"dataset": "a/b"}, {"datset": "a/b"}]}},
+            "data.cooldown[1].datset",
+            "dataset",
+        ),
+        ({"access": {"hwo": "open"}}, "access.hwo", "who"),
+        ({"trust": {"agregator": "clip"}}, "trust.agregator", "aggregator"),
+        ({"pipeline": {"stage": 3}}, "pipeline.stage", "stages"),
     ],
 )
 def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: str, nearest: str) -> None:
     assert message(values(**changes)) == f"{key} is not a known key; did you mean '{nearest}'?"
+
+
+def test_an_unknown_key_is_named_before_the_missing_one_that_was_meant() -> None:
+    misspelled = values(global_bath=64)
+    del misspelled["global_batch"]
+    assert message(misspelled) == "global_bath is not a known key; did you mean 'global_batch'?"
 
 
 @pytest.mark.parametrize(

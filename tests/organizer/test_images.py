@@ -173,6 +173,12 @@ def test_whoever_interrupts_it_finds_nothing_half_written(folder: Path, monkeypa
             'dataset = "stripes"\ncaptoin = "text"',
             "images.sources[0].captoin is not a known key; did you mean 'caption'?",
         ),
+        (
+            "held_out = 0.2",
+            "held_out = 0.2\nmin_caracters = 2",
+            "images.min_caracters is not a known key; did you mean 'min_characters'?",
+        ),
+        ("side = 4", "side = 4\ncode = 16", "task.pictures.code is not a known key; did you mean 'codes'?"),
         ("held_out = 0.2", "held_out = 0.7", "images.held_out: input should be less than or equal to 0.5"),
         (
             "held_out = 0.2",

@@ -299,7 +299,8 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sizee": 1}, "task.sizee is not a known key"),
+        ({"queue_lenght": 1}, "task.queue_lenght is not a known key; did you mean 'queue_length'"),
+        ({"augmentation": {"hew": 0.1}}, "task.augmentation.hew is not a known key; did you mean 'hue'"),
         ({"global_crops": {"count": 1, "size": 16, "scale": [0.5, 1.0]}}, "task.global_crops.count must be at least 2"),
         (
             {"local_crops": {"count": 1, "size": 16, "scale": [0.9, 0.5]}},
