@@ -108,7 +108,9 @@ def _is_file(suite: str) -> bool:
 def _named(suite: str, settings: SuiteSettings) -> Named | None:
     if settings.language is None:
         task_of(suite, "en")  # a name that is none comes first
-        raise UserError(f"the suite {suite} has many languages; name one with --language, such as --language uk")
+        raise UserError(
+            f"the suite {suite} has many languages; name one: --language uk, or suite_language of a coordinator"
+        )
     return task_of(suite, settings.language)
 
 

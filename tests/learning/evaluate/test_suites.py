@@ -194,7 +194,7 @@ def test_functions_of_a_task_on_disk_run_and_that_is_told(
     [
         (["--suite", "beleble", "--language", "uk"], "there is no suite 'beleble'; did you mean belebele?"),
         (["--suite", "beleble"], "did you mean belebele?"),
-        (["--suite", "belebele"], "name one with --language"),
+        (["--suite", "belebele"], "name one: --language uk"),
         (["--suite", "multiblimp", "--language", "mi"], "multiblimp has no questions in the language 'mi'; choose"),
         (["--suite", "belebele", "--language", "Kiswahili"], "is no code of ISO 639"),
         (["--suite", "gone.yaml"], "gone.yaml does not exist"),
