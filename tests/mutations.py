@@ -40,6 +40,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a metric that the harness lacks is fetched from the Hub and run",
+        "learning/evaluate/suites.py",
+        'if metric.get("hf_evaluate") or not (known in metric_registry or str(known).startswith("/")):',
+        "if False:",
+        "tests/learning/evaluate/test_suites.py -k cannot_be_used",
+    ),
+    Mutation(
+        "what a rewind has taken back is scored by suites",
+        "coordinator/suites.py",
+        "if [(each.step, each.round) for each in now] == [(info.step, round_of(info))]:",
+        "if now:",
+        "tests/coordinator/test_suites.py -m soak -k rewind",
+    ),
+    Mutation(
         "a letter that llama.cpp does not know is part of a word",
         "learning/data/tokenizers/qwen35.py",
         r'letter = rf"[^\p{{N}}\p{{P}}\p{{S}}\p{{Z}}\p{{C}}{NEW}]"',

@@ -148,7 +148,7 @@ class CoordinatorConfig(PeerConfig):
     stages_memory: Annotated[float | None, Field(ge=0), Option(metavar="GB")] = None
     """Of a run in stages: hold so much of their state in memory and the rest in the folder; default: half of what is
     free."""
-    suites: Annotated[Names, Option("NAMES", "names with commas between them")] = ()
+    suites: Annotated[Names, Option("NAMES", "names, with commas between them")] = ()
     """Score checkpoints by these standard suites of questions, while there is time: belebele, multiblimp, global_mmlu,
     FILE.yaml; needs the extra suites; default: none."""
     suite_language: Annotated[str | None, Option("CODE")] = None

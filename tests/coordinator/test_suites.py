@@ -163,7 +163,7 @@ def test_a_model_that_no_suite_can_ask_is_told_with_the_reason(tmp_path: Path, h
     ("options", "told"),
     [
         ({"suites": ("beleble",), "suite_language": "uk"}, "there is no suite 'beleble'; did you mean belebele?"),
-        ({"suites": ("belebele",)}, "name one with --language"),
+        ({"suites": ("belebele",)}, "name one: --language uk, or suite_language of a coordinator"),
         ({"suites": ("belebele", "multiblimp"), "suite_language": "mi"}, "multiblimp has no questions in the language"),
         ({"suites": ("gone.yaml",)}, "gone.yaml does not exist"),
     ],

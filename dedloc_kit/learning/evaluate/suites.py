@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,35 +78,23 @@ def evaluate(
 
     Raises UserError for what the person can put right.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of how it is used here
-    loaded = [_load(task) for task in tasks]
-    rows: dict[str, list[Row]] = {}
-    questions, metrics = [0] * len(tasks), [""] * len(tasks)
-    for name, folder in models.items():
-        model = _model(name, str(folder), settings.batch, session)
-        rows[name] = []
-        for number, (task, found) in enumerate(zip(tasks, loaded, strict=True)):
-            started = time.monotonic()
-            with _explained(task) if task.file is not None else nullcontext():
-                result = _scored(model, found, settings.samples)
-            metrics[number], row = _row(name, task, result)
-            row = row.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
-            questions[number] = sum(each["effective"] for each in result["n-samples"].values())
-            rows[name].append(row)
-            asked = count(questions[number], "question")
-            score = f"{shown(row.mean, metrics[number])} ± {shown(row.spread, metrics[number])}"
-            session.line(f"{name}: {metrics[number]} {score}, {asked} in {row.seconds:.0f} s on {session.where}")
-        del model  # before the next one takes its place
-    (checkpoint, ours), *others = rows.items()
+    with _quiet() as warnings:
+        loaded = [(task, _load(task)) for task in tasks]
+        scores: dict[str, list[_Score]] = {}
+        for name, folder in models.items():
+            model = _model(name, str(folder), settings.batch, session)
+            scores[name] = [_score(name, model, task, found, settings, session, warnings) for task, found in loaded]
+            del model  # before the next one takes its place
+    (checkpoint, ours), *others = scores.items()
     reports = [
         Report(
             checkpoint=checkpoint,
             settings={"task": task.name, **settings.model_dump(mode="json", exclude={"suite"})},
-            samples={"questions": questions[number]},
-            metric=metrics[number],
+            samples={"questions": ours[number].questions},
+            metric=ours[number].metric,
             over="questions",
-            trained=ours[number],
-            against={name: theirs[number] for name, theirs in others},
+            trained=ours[number].row,
+            against={name: theirs[number].row for name, theirs in others},
         )
         for number, task in enumerate(tasks)
     ]
@@ -120,7 +108,9 @@ def _is_file(suite: str) -> bool:
 def _named(suite: str, settings: SuiteSettings) -> Named | None:
     if settings.language is None:
         task_of(suite, "en")  # a name that is none comes first
-        raise UserError(f"the suite {suite} has many languages; name one with --language, such as --language uk")
+        raise UserError(
+            f"the suite {suite} has many languages; name one: --language uk, or suite_language of a coordinator"
+        )
     return task_of(suite, settings.language)
 
 
@@ -195,6 +185,64 @@ def _model(name: str, folder: str, batch: int, session: Session) -> Any:
         raise UserError(f"{name} is no causal language model; the suites ask such ones alone")
     model = pretrained.language_model(dtype="auto").to(session.device)
     return HFLM(pretrained=model, tokenizer=pretrained.tokenizer, backend="causal", batch_size=batch)
+
+
+class _Warnings(logging.Handler):
+    """In place of the harness's own: it warns once for each row that it cuts off, and of how it is used here.
+
+    :ivar cut: was a row cut off?
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.cut = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.cut |= "Truncating" in record.getMessage()
+
+
+@contextmanager
+def _quiet() -> Iterator[_Warnings]:
+    log, warnings = logging.getLogger("lm_eval"), _Warnings()
+    log.addHandler(warnings)
+    log.propagate = False
+    try:
+        yield warnings
+    finally:
+        log.removeHandler(warnings)
+        log.propagate = True
+
+
+class _Score(NamedTuple):
+    metric: str
+    questions: int
+    row: Row
+
+
+def _score(
+    name: str,
+    model: Any,
+    task: Named,
+    found: Any,
+    settings: SuiteSettings,
+    session: Session,
+    warnings: _Warnings,
+) -> _Score:
+    """Ask a model the questions of a task, and tell the score."""
+    started, warnings.cut = time.monotonic(), False
+    with _explained(task) if task.file is not None else nullcontext():
+        result = _scored(model, found, settings.samples)
+    seconds = round(time.monotonic() - started, 1)
+    if warnings.cut:
+        session.warn(
+            f"{name} takes {model.max_length} tokens at once: longer questions of {task.name} lost their beginning, so "
+            "its score says less"
+        )
+    metric, row = _row(name, task, result)
+    questions = sum(each["effective"] for each in result["n-samples"].values())
+    asked = f"{count(questions, 'question')} in {seconds:.0f} s on {session.where}"
+    session.line(f"{name}: {metric} {shown(row.mean, metric)} ± {shown(row.spread, metric)}, {asked}")
+    return _Score(metric, questions, row.model_copy(update={"seconds": seconds}))
 
 
 def _scored(model: Any, tasks: Any, samples: int | None) -> Any:

@@ -172,6 +172,15 @@ def test_what_is_no_share_is_shown_as_it_is(causal: Path, here: Path, capsys: py
     assert "bits per byte of near" in " ".join(capsys.readouterr().out.split())
 
 
+def test_that_a_model_takes_less_than_a_question_is_told(
+    causal: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "near.yaml").write_text(TASK.replace("{{person}} walks near", "{{person}} " + 80 * "walks near "))
+    assert evaluate(causal, "--suite", "near.yaml") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{causal} takes 64 tokens at once: longer questions of near lost their beginning" in said
+
+
 def test_functions_of_a_task_on_disk_run_and_that_is_told(
     causal: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +197,7 @@ def test_functions_of_a_task_on_disk_run_and_that_is_told(
     [
         (["--suite", "beleble", "--language", "uk"], "there is no suite 'beleble'; did you mean belebele?"),
         (["--suite", "beleble"], "did you mean belebele?"),
-        (["--suite", "belebele"], "name one with --language"),
+        (["--suite", "belebele"], "name one: --language uk"),
         (["--suite", "multiblimp", "--language", "mi"], "multiblimp has no questions in the language 'mi'; choose"),
         (["--suite", "belebele", "--language", "Kiswahili"], "is no code of ISO 639"),
         (["--suite", "gone.yaml"], "gone.yaml does not exist"),
