@@ -51,10 +51,10 @@ SETTINGS = {
     "384 px: 2x224 + 6x96": SwavOptions(),
     "32 px: 2x32 + 4x16, sharp": SwavOptions.model_validate(
         {
-            "picture_size": 32,
-            "large": {"count": 2, "size": 32, "scale": (0.2, 1.0)},
-            "small": {"count": 4, "size": 16, "scale": (0.08, 0.4)},
-            "distortion": {"blur": 0.0},
+            "image_size": 32,
+            "global_crops": {"count": 2, "size": 32, "scale": (0.2, 1.0)},
+            "local_crops": {"count": 4, "size": 16, "scale": (0.08, 0.4)},
+            "augmentation": {"blur_probability": 0.0},
         }
     ),
 }
@@ -90,13 +90,13 @@ def main() -> int:
 def _ways(setting: SwavOptions, microbatch: int) -> dict[str, Callable[[], list[Tensor]]]:
     """Each makes all crops of one microbatch, drawn anew every time."""
     generator = np.random.default_rng(0)
-    size = setting.picture_size
+    size = setting.image_size
     pixels = generator.integers(0, 256, (microbatch, size, size, 3), np.uint8)
     pictures, as_pillow = torch.from_numpy(pixels).permute(0, 3, 1, 2), [Image.fromarray(each) for each in pixels]
-    kinds = [kind for kind in (setting.large, setting.small) if kind is not None]
+    kinds = [kind for kind in (setting.global_crops, setting.local_crops) if kind is not None]
 
     def draw(kind: Crops) -> Any:
-        return draw_crops(microbatch, kind, setting.distortion, generator)
+        return draw_crops(microbatch, kind, setting.augmentation, generator)
 
     def ours() -> list[Tensor]:
         return [
@@ -147,15 +147,15 @@ def _crop(picture: Image.Image, numbers: Any, size: int) -> Tensor:
 def _kornia(pictures: Tensor, setting: SwavOptions, kinds: list[Crops]) -> Callable[[], list[Tensor]]:
     import kornia.augmentation as K
 
-    d = setting.distortion
+    d = setting.augmentation
     chains = []
     for kind in kinds:
-        blur = [K.RandomGaussianBlur((13, 13), (0.1, 2.0), p=d.blur)] if d.blur else []
+        blur = [K.RandomGaussianBlur((13, 13), (0.1, 2.0), p=d.blur_probability)] if d.blur_probability else []
         chain = torch.nn.Sequential(
             K.RandomResizedCrop((kind.size, kind.size), scale=kind.scale),
             K.RandomHorizontalFlip(),
-            K.ColorJitter(d.brightness, d.contrast, d.saturation, d.hue, p=d.jitter),
-            K.RandomGrayscale(p=d.grayscale),
+            K.ColorJitter(d.brightness, d.contrast, d.saturation, d.hue, p=d.jitter_probability),
+            K.RandomGrayscale(p=d.grayscale_probability),
             *blur,
             K.Normalize(torch.from_numpy(_MEAN), torch.from_numpy(_SPREAD)),
         )

@@ -80,7 +80,7 @@ def main() -> int:
         predicted = _predicted(run, rehearsed, setting)
         with tempfile.TemporaryDirectory(prefix="dedloc-prediction-") as folder:
             measured = _measured(run, setting, options.steps, Path(folder))
-        expected = traffic_of(rehearsed, setting.volunteers + 1) if setting.clients else None
+        expected = traffic_of(rehearsed, setting.volunteers + 1, measured.seconds) if setting.clients else None
         ratios = {
             "seconds": predicted.step / measured.seconds,
             "sent": expected.sent / measured.sent if expected and measured.sent else None,

@@ -9,9 +9,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference.md"
 """Generated, and of any length."""
+FOLDERS = ("docs", "recipes", "dashboards", "benchmarks", "notebooks")
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", ROOT / "notebooks" / "README.md"]
-    + [page for folder in ("docs", "recipes", "dashboards") for page in (ROOT / folder).rglob("*.md")]
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SKILL.md"]
+    + [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
 )
 _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPED = re.compile(r"^(?:sudo -u dedloc \S+/|docker exec dedloc )?dedloc (.*)")

@@ -3080,7 +3080,7 @@ MUTATIONS = (
     Mutation(
         "a newcomer is checked no more than others",
         "swarm/audits/auditor.py",
-        "self._trust.alarm_share if self._probation.untried(pledged) else 0.0",
+        "ALARM_SHARE if self._probation.untried(pledged) else 0.0",
         "0.0",
         "tests/swarm/audits/test_auditor.py -k as_in_an_alarm",
     ),
@@ -4606,6 +4606,20 @@ MUTATIONS = (
         "tests/dashboard/test_tls.py -k configured",
     ),
     Mutation(
+        "what the organizer announces is markup",
+        "notebook/markup.py",
+        "<bdi>{escape(text)}</bdi>",
+        "<bdi>{text}</bdi>",
+        "tests/notebook/test_panel.py -k labels_and_values",
+    ),
+    Mutation(
+        "a resume without a pause begins anew",
+        "session/state.py",
+        'if self.wish in ("leave", wish):',
+        'if self.wish == "leave":',
+        "tests/session/test_training.py -k wishes",
+    ),
+    Mutation(
         "one reason for ever",
         "session/supervisor.py",
         "if repeats >= MAX_REPEATS:",
@@ -5586,6 +5600,27 @@ MUTATIONS = (
         'temporary = path.with_name(f"{path.name}.partial")',
         "temporary = path",
         "tests/organizer/test_prepare_tokens.py -k interrupted",
+    ),
+    Mutation(
+        "documents that share a key are copies of each other",
+        "organizer/corpus/duplicates.py",
+        "if similarity(shingles, others) >= SIMILAR:",
+        "if True:",
+        "tests/organizer/corpus/test_duplicates.py -k planted",
+    ),
+    Mutation(
+        "a corpus holds files of an attempt with other data",
+        "organizer/corpus/corpus.py",
+        "if not state.parts:",
+        "if False:",
+        "tests/organizer/corpus/test_corpus.py -k other_data",
+    ),
+    Mutation(
+        "a script that no model knows is taken for some language",
+        "organizer/corpus/language.py",
+        "return script if script and script not in _SCRIPTS else",
+        "return",
+        "tests/organizer/corpus/test_language.py -k no_model",
     ),
     Mutation(
         "who waits for nothing keeps its place",

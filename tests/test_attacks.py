@@ -84,7 +84,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     write_text(folder)
     run = text_run(folder, "causal").model_copy(
         update={
-            "trust": TrustConfig(checks="on", share=1.0, alarm_share=1.0),
+            "trust": TrustConfig(checks="on", share=1.0),
             "optimizer": OptimizerConfig(warmup_steps=1, total_steps=STEPS),
         }
     )

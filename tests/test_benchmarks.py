@@ -21,6 +21,7 @@ SMALLEST = {
     " --real-peers 0 --systems ours",
     "continuing": "--steps 2",
     "convergence": "--steps 2 --seeds 0",
+    "corpus": "--documents 200 --words 100 --repeats 1",
     "dashboard": "--people 5 --steps 200 --contributions 400 --repeats 1 --viewers 2 --seconds 2 --events 10 --peers 5"
     " --directory-steps 1",
     "data": "--seconds 0.2 --repeats 1",

@@ -78,7 +78,7 @@ def would_install(
 
 @pytest.mark.parametrize(
     ("python", "files", "extra"),
-    [("3.13", ["colab.txt"], "[organizer,pictures]"), ("3.12", ["colab.txt", "kaggle.txt"], "")],
+    [("3.13", ["colab.txt"], "[corpus,organizer,pictures]"), ("3.12", ["colab.txt", "kaggle.txt"], "")],
     ids=["colab-organizer", "kaggle-volunteer"],  # an organizer installs all that a volunteer does
 )
 def test_installing_the_kit_changes_nothing_that_is_preinstalled(
@@ -87,7 +87,7 @@ def test_installing_the_kit_changes_nothing_that_is_preinstalled(
     stubs = preinstalled(*files)
     installed = would_install(running_wheel(), python, stubs, pip, tmp_path, extra)
     assert {"dedloc-kit", "hivemind", "grpcio-tools", "varint"} <= installed.keys()
-    assert ("maxminddb" in installed) is bool(extra), "volunteers need no database of countries"
+    assert ({"maxminddb", "rensa"} <= installed.keys()) is bool(extra), "volunteers need neither"
     assert {name: version for name, version in installed.items() if name in stubs} == {}
 
 

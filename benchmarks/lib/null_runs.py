@@ -178,10 +178,10 @@ def _few_tokens(batch: Batch) -> Batch:
 def _swav(folder: Path) -> Trained:
     """Recipes/swav, from pictures like ImageNet's."""
     _write_pictures(folder / "pictures")
-    model = {"hidden_sizes": (8, 8, 8, 8), "embedding_size": 8, "projection": (32, 16), "prototypes": 32}
+    model = {"hidden_sizes": (8, 8, 8, 8), "embedding_size": 8, "projection": (32, 16), "num_prototypes": 32}
     large = {"count": 2, "size": 32, "scale": (0.14, 1.0)}
     small = {"count": 6, "size": 16, "scale": (0.05, 0.14)}
-    options = {"picture_size": 32, "queue": 16, "large": large, "small": small, "model": model}
+    options = {"image_size": 32, "queue_length": 16, "global_crops": large, "local_crops": small, "model": model}
     narrow = create_task(_swav_run(folder, options))
 
     def few(batch: Batch) -> Batch:

@@ -4,24 +4,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dedloc_kit.config.section import PositiveInt, Section
+from dedloc_kit.config.section import TOKENS, PositiveInt, Section
 
 MAX_STAGES = 64
 
 
 class PipelineConfig(Section):
-    """The model is cut into stages, each volunteer holds one of them, and microbatches go through all (Ryabinin et al.
-    2023): for models that no volunteer could hold."""
+    """Pipeline parallelism for a model that no volunteer could hold: each volunteer holds one stage of its layers, and
+    microbatches go through all stages (SWARM, Ryabinin et al. 2023)."""
 
     stages: (
         Annotated[int, Field(ge=2, le=MAX_STAGES)]
         | Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=MAX_STAGES)]
     ) = 4
-    """How many, or how many layers each has."""
+    """The number of stages, or a list with the number of layers of each."""
     activations: Literal["8bit", "float16", "none"] = "8bit"
     """How hidden states and their gradients travel from stage to stage."""
-    microbatch_tokens: PositiveInt = 4096
-    """That go through the stages together."""
+    microbatch_tokens: Annotated[PositiveInt, TOKENS] = 4096
+    """Size of the microbatches that go through the stages."""
 
     @property
     def count(self) -> int:
@@ -34,21 +34,21 @@ MAX_SIDE = 64
 
 
 class ExpertsConfig(Section):
-    """Layers whose feed-forward network is a mixture of experts, which volunteers host (Ryabinin and Gusev 2020, arXiv
-    2002.04013): for models that no volunteer could hold. The rest of the model, the trunk, is trained as without."""
+    """Mixture-of-experts layers whose experts are on volunteers' machines (Learning@home, Ryabinin and Gusev 2020). The
+    rest of the model, the trunk, is trained as without them."""
 
     layers: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Field(min_length=1, max_length=1024)]
-    """Which ones, from 0 on."""
+    """The layers whose feed-forward network is replaced by experts, counted from 0."""
     grid: tuple[int, int] = Field(strict=False)  # the validator below sees to it
-    """Rows and columns: as many experts as these are cells, in each of the layers."""
+    """Rows and columns of the experts in each of these layers: `[8, 8]` are 64 experts."""
     top_k: Annotated[int, Field(ge=2)] = 2
-    """Experts that a token goes to in each of the layers. With a single one the gate would learn nothing."""
+    """The number of experts that a token goes to in each of these layers; at least 2, or the gate learns nothing."""
     width: PositiveInt
-    """Channels that go to an expert and come back: those of the trunk."""
+    """Channels of an expert's input and output: the trunk's `hidden_size`."""
     hidden: PositiveInt
-    """Channels inside an expert."""
+    """Channels inside an expert: its `intermediate_size`."""
     aux_loss_weight: Annotated[float, Field(ge=0, le=1e3)] = 0.01
-    """How much weight the loss gives to all experts being used alike."""
+    """Weight of the load-balancing term in the loss."""
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from pydantic import PrivateAttr, field_validator, model_validator
 from dedloc_kit.config.averaging import AveragingConfig
 from dedloc_kit.config.optimizer import OptimizerConfig
 from dedloc_kit.config.parts import ExpertsConfig, PipelineConfig
-from dedloc_kit.config.section import LATER, PositiveInt
+from dedloc_kit.config.section import LATER, SAMPLES, PositiveInt
 from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.config.task import SEQUENCE_LENGTH, DataConfig, TaskConfig
 from dedloc_kit.config.trust import TrustConfig
@@ -15,7 +15,8 @@ from dedloc_kit.config.trust import TrustConfig
 MAX_BATCHES = 64
 """Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
 that claims more is not believed, and a volunteer waits before it comes to that."""
-
+NEWCOMER_CHECKS = 3
+"""Checks that a newcomer has to pass in a run that is open to all."""
 
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
@@ -27,19 +28,27 @@ _WITHOUT_8_BITS = {
 class RunConfig(SwarmConfig):
     """Everything that the peers of one run share."""
 
-    global_batch: PositiveInt
-    """Samples over all peers that lead to one optimizer step."""
-    microbatch: PositiveInt | None = None
-    """For a loss that looks at several samples together (batch normalisation, contrasts, assignments): so many go
-    through the model at once, on every peer that has the memory. Without it each peer takes what suits its device."""
+    global_batch: Annotated[PositiveInt, SAMPLES]
+    """Batch size of one global step, over all peers."""
+    microbatch: Annotated[PositiveInt | None, SAMPLES] = None
+    """Batch size of a forward pass, the same on every peer: for losses over several samples, such as contrastive ones.
+    By default each peer takes what suits its device."""
     seed: int = 0
+    """Seed of the evaluation. The initial weights and the data order follow from the fingerprint."""
     task: TaskConfig
+    """The task, its model and its tokenizer."""
     data: DataConfig
+    """The training data and the held-out data."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer and its schedule."""
     averaging: AveragingConfig = AveragingConfig()
+    """How peers average; `averaging = "local-steps"` is short for a section with `mode`."""
     trust: Annotated[TrustConfig, LATER] = TrustConfig()
+    """How far peers trust what other peers send."""
     pipeline: Annotated[PipelineConfig | None, LATER] = None
+    """Pipeline parallelism, for a model that no volunteer could hold."""
     experts: Annotated[ExpertsConfig | None, LATER] = None
+    """Mixture-of-experts layers, for a model that no volunteer could hold."""
     _stage: int | None = PrivateAttr(default=None)
 
     @property
@@ -104,11 +113,8 @@ class RunConfig(SwarmConfig):
 
     @property
     def probation(self) -> int:
-        """Checks that a newcomer has to pass before it counts in full."""
-        if self.trust.checks == "off":
-            return 0
-        usual = 3 if self.access.who == "open" else 0
-        return usual if self.trust.probation is None else self.trust.probation
+        """Checks that a newcomer has to pass before it counts in full; 0 if the organizer knows who joins."""
+        return NEWCOMER_CHECKS if self.trust.checks == "on" and self.access.who == "open" else 0
 
     @model_validator(mode="after")
     def _checks_are_of_gradients(self) -> "RunConfig":

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -24,6 +25,16 @@ HUB_REVISION = r"(?!\S*\.\.)[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}"
 LATER = "later"
 """Marks a key that came when there were runs already: while it has its default it is left out of what is written, so
 that those runs keep their fingerprint."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Marks a key with what its number counts, as the reference shows it."""
+
+    name: str
+
+
+SAMPLES, STEPS, TOKENS, PIXELS = Unit("samples"), Unit("global steps"), Unit("tokens"), Unit("pixels")
 PLACE = "place"
 """Marks a key that names data, a tokenizer or a model: a name on the Hub, or an absolute path of this machine."""
 

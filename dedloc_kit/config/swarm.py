@@ -15,10 +15,11 @@ class SwarmConfig(Section):
     """What all peers of one swarm share, whatever they do together. It is immutable: its hash names the swarm."""
 
     name: Name
-    """Lower-case letters, digits and dashes."""
+    """Name of the run: lower-case letters, digits and dashes."""
     about: str = Field(default="", max_length=500, pattern=PLAIN_TEXT)
-    """A sentence or two for volunteers: what this is, and for whom."""
+    """A sentence or two for volunteers: what the model is, and for whom."""
     access: AccessConfig = AccessConfig()
+    """Who may join; `access = "invite"` is short for a section with `who`."""
 
     @field_validator("access", mode="before")
     @classmethod

@@ -13,23 +13,24 @@ SEQUENCE_LENGTH = 512
 
 
 class Source(Section):
-    """One stream of documents or pictures."""
+    """One dataset, as a table `[[data.train]]`, `[data.evaluation]` or `[[data.cooldown]]`."""
 
     dataset: Annotated[str, Field(min_length=1), PLACE]
-    """A dataset on the Hub (`owner/name`) or a local folder or file of Parquet, JSON lines or text."""
+    """A dataset on the Hub (`OWNER/NAME`), or a local folder or file of Parquet, JSON lines or text."""
     subset: str | None = None
-    """The Hub dataset's configuration, such as `20231101.bn`."""
+    """The subset (configuration) of the dataset, such as `20231101.bn`."""
     revision: str | None = None
-    """A commit of the Hub dataset, so that every volunteer reads the same data."""
+    """A commit, branch or tag of the dataset on the Hub; with a commit every volunteer reads the same."""
     split: str = "train"
+    """The split of the dataset."""
     column: str = "text"
-    """The column that holds the text (or the picture). Of the task `chat` the one with conversations, by default
-    `messages`, or those of prompts and responses, as `prompt,response`."""
+    """The column with the text or the picture. The task `chat` reads `messages` by default, or two columns, as
+    `prompt,response`."""
     tokenized: bool = False
-    """The dataset holds token ids instead of text, as `dedloc prepare tokens RUN.toml` writes them."""
+    """Whether the dataset holds token ids instead of text, as `dedloc prepare tokens` writes them."""
     weight: PositiveFloat = 1.0
-    """The share of this source in the mixture, relative to the other weights: in tokens if all sources hold tokens,
-    else in bytes of their files."""
+    """Weight of this source in the mixture, relative to the others: by tokens if all sources hold tokens, else by
+    bytes."""
     _copy: str | None = PrivateAttr(default=None)
 
     @field_validator("subset")
@@ -60,20 +61,24 @@ class Source(Section):
 
 
 class DataConfig(Section):
+    """What the run learns from, as tables `[[data.train]]`, `[data.evaluation]` and `[[data.cooldown]]`."""
+
     train: tuple[Source, ...] = Field(min_length=1)
+    """The training data: a mixture of one or more sources."""
     evaluation: Source | None = None
-    """Held-out data for the coordinator's evaluation loss."""
+    """Held-out data, on which the coordinator measures the loss."""
     cooldown: Annotated[tuple[Source, ...], LATER] = ()
-    """With the schedule `warmup-stable-decay`: what is read in place of `train` while the rate falls."""
+    """The mixture that replaces `train` while the learning rate falls, with the schedule `warmup-stable-decay`."""
 
 
 class TaskConfig(Section):
-    """What is learned. The keys beside `name` belong to the task, which checks them itself."""
+    """What is learned. The other keys belong to the task, which checks them itself."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
-    """A module of `dedloc_kit.learning.tasks`, such as `albert`."""
+    """The task: `albert`, `causal`, `chat`, `encoder`, `span-corruption`, `swav`, `text-to-image`, or one of the module
+    that each peer names with `--task-module`."""
     _PLACES: ClassVar[tuple[str, ...]] = ("tokenizer", "init_from", "pictures.model")
     _copies: Mapping[str, str] = PrivateAttr(default={})
 

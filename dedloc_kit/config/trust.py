@@ -11,15 +11,15 @@ HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 
 
 class AccessConfig(Section):
-    """Who may join. Every peer of the run holds the others to it."""
+    """Who may join; every peer checks it of the others."""
 
     who: Literal["open", "invite", "hub"] = "open"
-    """`open`: whoever has the invitation. `invite`: whoever the organizer has given a personal code (`dedloc run
-    invite`). `hub`: the accounts of the Hugging Face Hub below and the members of the organizations below."""
+    """Who may join: `open`, everybody with the invitation; `invite`, people with a personal code (`dedloc run invite`);
+    `hub`, accounts and members of organizations of the Hugging Face Hub."""
     accounts: tuple[HubName, ...] = Field(default=(), max_length=1000, strict=False)  # not strict: a list will do
-    """With `hub`."""
+    """Accounts of the Hub that may join, with `who = "hub"`."""
     organizations: tuple[HubName, ...] = Field(default=(), max_length=100, strict=False)
-    """With `hub`."""
+    """Organizations of the Hub whose members may join, with `who = "hub"`."""
 
     @model_validator(mode="after")
     def _lists_belong_to_hub(self) -> "AccessConfig":
@@ -31,20 +31,12 @@ class AccessConfig(Section):
 
 
 class TrustConfig(Section):
-    """What members of a round are believed."""
+    """How far peers trust what other peers send."""
 
     aggregator: Literal["mean", "clip"] = "mean"
-    """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
-    nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
-    a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
-    What machines bring that are faster than most is left out, unless checks have confirmed it."""
+    """How gradients are aggregated. `mean`: weighted by samples. `clip`: nobody counts for more samples or with a
+    longer gradient than the median of the round, which bounds what a few attackers can do in a step."""
     checks: Annotated[Literal["off", "on"], LATER] = "off"
-    """Whether members commit to what they send and what they have computed, and some of it is computed again by others,
-    so that who cheats is found and sent away."""
+    """Whether peers commit to their work, and some of it is computed again by others, so that cheaters are banned."""
     share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.02
-    """Of all contributions are checked, as long as nobody cheats."""
-    alarm_share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.3
-    """The same for 50 global steps after somebody was found to cheat."""
-    probation: Annotated[int | None, Field(ge=0, le=100), LATER] = None
-    """Checks that a newcomer has to pass before it counts in full; all newcomers together count for a quarter of the
-    others. If it is not set 3 where `access` is open, 0 elsewhere."""
+    """The share of contributions that is checked; it rises to 0.3 after a conviction, and for newcomers."""

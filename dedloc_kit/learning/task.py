@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization
 
 __all__ = [
+    "TASK_NAMES",
     "Batch",
     "Example",
     "Feature",
@@ -72,6 +73,9 @@ _TASKS = {
     "swav": "dedloc_kit.learning.tasks.swav:Swav",
     "text-to-image": "dedloc_kit.learning.tasks.text_to_image:TextToImage",
 }
+
+TASK_NAMES = tuple(_TASKS)
+"""Of the tasks that are built in."""
 
 Options = TypeVar("Options", bound=Section)
 _logger = logging.getLogger(__name__)

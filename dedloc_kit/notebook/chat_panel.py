@@ -1,6 +1,5 @@
 """A chat in a notebook: core widgets only, as in the volunteer's panel."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -9,7 +8,7 @@ import ipywidgets
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.notebook import chat_markup as markup
-from dedloc_kit.notebook.panel import style
+from dedloc_kit.notebook.panel import Parts, button, style
 
 HOW_WITHOUT_BUTTONS = (
     '<div class="quiet small">The stop button of this cell (■) stops an answer; pressed at the question, or with an '
@@ -34,14 +33,14 @@ class ChatPanel:
         """
         self._controls = controls
         self._ready = False
-        self._parts: list[tuple[Any, Callable[[ChatSnapshot], str]]] = []
+        self._parts = Parts[ChatSnapshot]()
         texts = (markup.head, markup.warning, markup.state, markup.past, markup.latest, markup.facts)
-        parts = [style("panel.css", "chat.css"), *map(self._part, texts)]
+        parts = [style("panel.css", "chat.css"), *map(self._parts.add, texts)]
         self._box = ipywidgets.Textarea(placeholder="Your message; Enter sends it, /help lists what else", rows=2)
         self._box.observe(self._typed, "value")
-        self._send = _button("Send", "Let the model answer")
-        self._send.on_click(lambda button: self._say(self._box.value))
-        self._stop = _button("Stop", "End this answer; the chat goes on")
+        self._send = button("Send", "Let the model answer")
+        self._send.on_click(lambda _: self._say(self._box.value))
+        self._stop = button("Stop", "End this answer; the chat goes on")
         self._stop.on_click(self._stop_now)
         if controls is None:
             parts.append(ipywidgets.HTML(HOW_WITHOUT_BUTTONS))
@@ -55,16 +54,10 @@ class ChatPanel:
 
     def show(self, chat: ChatSnapshot) -> None:
         """Bring the panel up to date; only the parts that have changed are sent to the browser."""
-        for widget, text in self._parts:
-            widget.value = text(chat)
+        self._parts.show(chat)
         self._ready = chat.phase in ("ready", "failed")
         self._send.disabled = not self._ready
         self._stop.disabled = chat.phase != "answering"
-
-    def _part(self, text: Callable[[ChatSnapshot], str]) -> Any:
-        widget = ipywidgets.HTML()
-        self._parts.append((widget, text))
-        return widget
 
     def _typed(self, change: Any) -> None:
         if change["new"].endswith("\n"):
@@ -79,12 +72,7 @@ class ChatPanel:
             self._controls.say(text.strip())
             self._box.value = ""
 
-    def _stop_now(self, button: Any) -> None:
+    def _stop_now(self, pressed: Any) -> None:
         assert self._controls is not None
-        button.disabled = True
+        pressed.disabled = True
         self._controls.stop()
-
-
-def _button(description: str, tooltip: str) -> Any:
-    layout = ipywidgets.Layout(width="auto", min_width="84px")
-    return ipywidgets.Button(description=description, tooltip=tooltip, disabled=True, layout=layout)

@@ -3,7 +3,6 @@
 from html import escape
 from urllib.parse import urlsplit
 
-from dedloc_kit.display.human import duration
 from dedloc_kit.notebook.chart import loss_chart
 from dedloc_kit.session.snapshot import CANNOT, Phase, Snapshot
 
@@ -32,8 +31,7 @@ def progress(snapshot: Snapshot) -> str:
     now = snapshot.progress
     if now is None:
         return ""
-    left = "" if now.remaining is None else f"about {duration(now.remaining)} left"
-    return f'<div class="reach"><span>{_capital(now.text)}</span><span class="quiet">{escape(left)}</span></div>'
+    return f'<div class="reach"><span>{_capital(now.text)}</span><span class="quiet">{escape(now.left)}</span></div>'
 
 
 def bar(snapshot: Snapshot) -> str:

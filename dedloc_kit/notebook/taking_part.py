@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.display.console import complain
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import token
 from dedloc_kit.machine.hosted import hosted
 from dedloc_kit.notebook.keywords import checked
-from dedloc_kit.session.snapshot import Phase, Snapshot, Watched
+from dedloc_kit.session.snapshot import Phase, Snapshot, Watched, follow
+from dedloc_kit.session.terminal import watch
 
-REFRESH_SECONDS = 0.5
 SECRETS = "Looking for this notebook's secrets; where Colab asks whether it may read one, allow it or cancel."
 READING = "Reading the invitation; then this machine is checked."
 OTHER_ARGUMENTS = "this machine takes part already, with other arguments; leave first, then run this cell again"
@@ -47,7 +48,7 @@ class Participation:
 
     def wait(self) -> None:
         """Block the cell until it is over; interrupting the cell leaves."""
-        _wait(self._session)
+        _wait(self._session, lambda _: None)
 
     def _ipython_display_(self) -> None:
         """Nothing: as a cell's last value it would show below the panel otherwise."""
@@ -77,7 +78,7 @@ def take_part(
         begun, session = open_sessions.get(invitation, (None, None))
         if session is None or session.ended.is_set():
             if block and where != "terminal":  # first: a secret that the notebook's owner is asked for takes long
-                panel = _shown(None, Snapshot(Phase.STARTING, SECRETS if where == "colab" else READING))
+                panel = _shown(Snapshot(Phase.STARTING, SECRETS if where == "colab" else READING), None)
             if where == "colab":
                 token()  # the notebook may ask its owner for it, which only the main thread can
             if code is None:
@@ -87,19 +88,19 @@ def take_part(
         elif begun != arguments:
             raise UserError(OTHER_ARGUMENTS)
     except UserError as error:
-        _refuse(str(error), where, panel)
+        if where == "terminal":
+            complain(str(error))
+        else:
+            _shown(Snapshot(Phase.FAILED, str(error)), panel)
         return None
     if where == "terminal":
-        from dedloc_kit.session.terminal import watch
-
         watch(session)
         return None
-    if panel is None:
-        panel = _shown(None if block else session, session.snapshot())
+    panel = _shown(session.snapshot(), panel, None if block else session)
     if block:
-        _wait(session, panel)
+        _wait(session, panel.show)
         return None
-    threading.Thread(target=_keep_up_to_date, args=(session, panel), name="panel", daemon=True).start()
+    threading.Thread(target=follow, args=(session, panel.show), name="panel", daemon=True).start()
     return Participation(session)
 
 
@@ -121,44 +122,23 @@ def has_front_end() -> bool:
     return bool(request.get("content", {}).get("allow_stdin", True))
 
 
-def _shown(session: Watched | None, snapshot: Snapshot) -> Any:
+def _shown(snapshot: Snapshot, panel: Any, session: Watched | None = None) -> Any:
+    """In this panel, or in a new one below the cell."""
     from IPython.display import display
 
     from dedloc_kit.notebook.panel import Panel
 
-    panel = Panel(session)
-    panel.show(snapshot)
-    display(panel.widget)
-    return panel
+    shown = panel or Panel(session)
+    shown.show(snapshot)
+    if panel is None:
+        display(shown.widget)
+    return shown
 
 
-def _refuse(problem: str, where: str, panel: Any) -> None:
-    """Say what keeps a session from even beginning, in the place where the panel would be."""
-    if where == "terminal":
-        from dedloc_kit.display.console import complain
-
-        complain(problem)
-    elif panel is None:
-        _shown(None, Snapshot(Phase.FAILED, problem))
-    else:
-        panel.show(Snapshot(Phase.FAILED, problem))
-
-
-def _keep_up_to_date(session: Watched, panel: Any) -> None:
-    while not session.ended.wait(REFRESH_SECONDS):
-        panel.show(session.snapshot())
-    panel.show(session.snapshot())
-
-
-def _wait(session: Watched, panel: Any = None) -> None:
+def _wait(session: Watched, show: Callable[[Snapshot], object]) -> None:
     """Until the session has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
     while True:
         try:
-            while not session.ended.wait(REFRESH_SECONDS):
-                if panel is not None:
-                    panel.show(session.snapshot())
-            break
+            return follow(session, show)
         except KeyboardInterrupt:
             session.leave()
-    if panel is not None:
-        panel.show(session.snapshot())

@@ -1,5 +1,6 @@
 """The plan that `dedloc check` makes of a prediction: electricity, traffic, expected loss, and what would be faster."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,11 @@ MACHINE_WATTS = 60.0
 """Watts of a computer beside its GPUs: an estimate."""
 PROCESSOR_WATTS = 45.0
 """Watts of a processor that trains: an estimate."""
+HEADERS = 1.02
+"""Bytes on the line for each byte of a round: those of TCP and of its acknowledgements (`benchmarks/prediction.py`)."""
+DIRECTORY_BYTES = 11_500.0
+"""Bytes a second that a peer sends to the directory, and as many that it receives, by the square root of the members: a
+fit to 3 to 65 peers (`benchmarks/scale.py`)."""
 IDLE_SHARE = 0.25
 """Of a device's watts, while it waits: an estimate."""
 _MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -38,7 +44,7 @@ def plan_of(
     :param helpers: number of auxiliary peers
     """
     members = 1 + helpers + sum(each.count for each in volunteers)
-    traffic = traffic_of(rehearsed, members)
+    traffic = traffic_of(rehearsed, members, predicted.step)
     return Plan(
         run_id=run.run_id,
         volunteers=",".join(map(_spelled, volunteers)),
@@ -52,18 +58,19 @@ def plan_of(
     )
 
 
-def traffic_of(rehearsed: Rehearsed, members: int, share: float = 0.0) -> Traffic:
-    """What a volunteer sends and receives in a global step of one group.
+def traffic_of(rehearsed: Rehearsed, members: int, step_seconds: float, share: float = 0.0) -> Traffic:
+    """What a volunteer sends and receives in a global step of one group, and meanwhile for the directory.
 
     :param members: of the group
     :param share: of each vector, what this volunteer averages for the others; 0 if others cannot reach it
     """
     others, told = members - 1, TOLD_BYTES * members
+    directory = DIRECTORY_BYTES * math.sqrt(members) * step_seconds
     gradients, averages = rehearsed.gradient_bytes, rehearsed.average_bytes
     givers = max(0, others - 1)  # the coordinator gives no gradients
     return Traffic(
-        sent=(1 - share) * gradients + share * others * averages + told,
-        received=(1 - share) * averages + share * givers * gradients + told,
+        sent=HEADERS * ((1 - share) * gradients + share * others * averages + told) + directory,
+        received=HEADERS * ((1 - share) * averages + share * givers * gradients + told) + directory,
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,15 +75,20 @@ def push_tokens(folder: Path, repository: str, private: bool = False) -> str:
         ) from None
 
 
-def sources_toml(run: RunConfig, dataset: str, revision: str | None, tokenized: bool = True) -> str:
+def sources_toml(
+    run: RunConfig, dataset: str, revision: str | None, tokenized: bool = True, missing: Container[str] = ()
+) -> str:
     """The sections of the run's file that take its training data from there.
 
     :param tokenized: the dataset holds token ids, not text
+    :param missing: subsets that the dataset does not have
     """
     names = {_key(source): name for source, name in named_sources(run)}
     sections = []
     for section, sources in (("data.train", run.data.train), ("data.cooldown", run.data.cooldown)):
         for source in sources:
+            if names[_key(source)] in missing:
+                continue
             lines = [
                 f"[[{section}]]",
                 f'dataset = "{dataset}"',

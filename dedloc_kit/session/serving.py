@@ -59,7 +59,8 @@ class ServingState(SessionState):
         after = super().at(now)
         if not after._answers or after.mine is None:
             return after
-        return replace(after, text=f"serving {self._span(after.mine)}: users' requests are answered until you leave")
+        text = f"serving {self._span(after.mine)}: users' requests are answered until you leave"
+        return replace(after, text=text, then="")
 
     def _progress(self, now: float) -> Progress | None:
         return None if self._answers and not self._is_loading else super()._progress(now)

@@ -130,7 +130,7 @@ class Session(ABC, Generic[S]):
             while not self._supervisor.ended.wait(METER_SECONDS):
                 self._look(meters)
         finally:
-            self._supervisor.wait()
+            self._supervisor.ended.wait()
             self._end()
 
     def _end(self) -> None:

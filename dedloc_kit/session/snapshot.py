@@ -1,10 +1,14 @@
 """What a view shows of a session at one moment: the same in a notebook and a terminal, in training and serving."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from dedloc_kit.display.human import duration
+
+REFRESH_SECONDS = 0.5
 CANNOT = "This machine cannot take part now."
 """A view's headline in the phase `failed`, above the reason."""
 
@@ -51,6 +55,11 @@ class Progress:
     remaining: float | None = None
     """Seconds; None if nobody can tell."""
 
+    @property
+    def left(self) -> str:
+        """That in words; empty also for the last moment."""
+        return f"about {duration(self.remaining)} left" if self.remaining is not None and self.remaining >= 1 else ""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -96,3 +105,10 @@ class Watched(Controls, Protocol):
     def ended(self) -> threading.Event: ...
 
     def snapshot(self) -> Snapshot: ...
+
+
+def follow(session: Watched, show: Callable[[Snapshot], object]) -> None:
+    """Show a session until it has ended."""
+    while not session.ended.wait(REFRESH_SECONDS):
+        show(session.snapshot())
+    show(session.snapshot())

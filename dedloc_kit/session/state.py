@@ -76,7 +76,7 @@ class SessionState(ABC):
 
     def wished(self, wish: Wish, now: float) -> Self:
         """As the volunteer wants it; after `leave` nothing else counts."""
-        if self.wish == "leave":
+        if self.wish in ("leave", wish):
             return self
         if wish == "work":
             return self.doing("starting again", now, phase=Phase.STARTING, wish=wish)
@@ -106,10 +106,10 @@ class SessionState(ABC):
     def ended(self, failure: str | None) -> Self:
         """After the last worker."""
         if failure:
-            return replace(self, phase=Phase.FAILED, text=failure)
-        if self.wish == "leave":
-            return replace(self, phase=Phase.LEFT, text="you have left, and nothing runs any more")
-        return replace(self, phase=Phase.FINISHED, text="the run is over, and nothing runs any more")
+            return replace(self, phase=Phase.FAILED, text=failure, then="")
+        left = self.wish == "leave"
+        text = f"{'you have left' if left else 'the run is over'}, and nothing runs any more"
+        return replace(self, phase=Phase.LEFT if left else Phase.FINISHED, text=text, then="")
 
     def at(self, now: float) -> Self:
         """As it looks at this moment, when nothing more was heard."""

@@ -89,11 +89,6 @@ class Supervisor:
         """Leave for good; returns at once, `ended` is set when nothing runs any more."""
         self._want("leave")
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended, by itself or after `leave`; raises TimeoutError."""
-        if not self.ended.wait(timeout):
-            raise TimeoutError("the volunteer is still taking part")
-
     def _want(self, wish: Wish) -> None:
         with self._changed:
             if self._wish == "leave":

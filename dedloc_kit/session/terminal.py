@@ -12,10 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit.display.console import Console, complain
-from dedloc_kit.display.human import duration
-from dedloc_kit.session.snapshot import CANNOT, Phase, Progress, Snapshot, Watched
+from dedloc_kit.session.snapshot import CANNOT, Phase, Progress, Snapshot, Watched, follow
 
-REFRESH_SECONDS = 0.5
 _BARS, _WIDTH = "▁▂▃▄▅▆▇█", 40
 _COLOURS = {
     Phase.WORKING: "green",
@@ -28,14 +26,11 @@ def watch(session: Watched) -> int:
     """Show the session until it has ended; returns the exit code. Ctrl-C leaves, a second one at once."""
     with SessionDisplay() as display:
         try:
-            while not session.ended.wait(REFRESH_SECONDS):
-                display.show(session.snapshot())
+            follow(session, display.show)
         except KeyboardInterrupt:
             session.leave()
-            while not session.ended.wait(REFRESH_SECONDS):
-                display.show(session.snapshot())
-        last = session.snapshot()
-        display.show(last)
+            follow(session, display.show)
+    last = session.snapshot()
     if last.phase is not Phase.FAILED:
         return 0
     complain(last.text)
@@ -110,11 +105,10 @@ def _table(pairs: Sequence[tuple[str, str]], beside: int) -> Table:
 
 def _bar(progress: Progress) -> Table:
     known = progress.fraction is not None
-    left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=1.0, completed=progress.fraction or 0.0, width=20, pulse=not known),
-        Text(progress.text + left),
+        Text(", ".join(filter(None, (progress.text, progress.left)))),
     )
     return bar
 

@@ -36,16 +36,6 @@ class Given:
 
 
 @dataclass(frozen=True)
-class StepShare:
-    """My samples of a global step, of all its samples."""
-
-    step: int
-    mine: int
-    samples: int
-    loss: float | None
-
-
-@dataclass(frozen=True)
 class TrainingState(SessionState):
     """Without values, that nothing is known yet."""
 
@@ -56,7 +46,7 @@ class TrainingState(SessionState):
     total_steps: int = 0
     global_batch: int = 0
     step: int = 0
-    newest: StepShare | None = None
+    newest: StepDone | None = None
     losses: tuple[LossPoint, ...] = ()
     latest: LocalProgress | None = None
     """What the worker that runs said last."""
@@ -154,13 +144,11 @@ class TrainingState(SessionState):
         return replace(after, filling=filling, full=(progress.step, since) if full else None)
 
     def _stepped(self, done: StepDone) -> Self:
-        step, mine = done.step, done.contributions.get(self.peer, 0)
-        losses = self.losses
+        step, losses = done.step, self.losses
         if step.loss is not None:
-            losses = _with_losses(losses, [LossPoint(step.step, step.loss, mine)])
-        newest = StepShare(step.step, mine, step.samples, step.loss)
-        step_now, peers = max(step.step, self.step), max(1, len(done.contributions))
-        return replace(self, newest=newest, losses=losses, step=step_now, peers=peers, full=None)
+            losses = _with_losses(losses, [LossPoint(step.step, step.loss, done.contributions.get(self.peer, 0))])
+        reached, peers = max(step.step, self.step), max(1, len(done.contributions))
+        return replace(self, newest=done, losses=losses, step=reached, peers=peers, full=None)
 
     def stands(self, standing: Standing) -> Self:
         """As the coordinator says, losses of steps that this machine missed included."""
@@ -265,16 +253,18 @@ class TrainingState(SessionState):
         if self.phase.over:
             return notes + self._thanks()
         if (newest := self.newest) is not None:
-            loss = "" if newest.loss is None else f" The loss is now {newest.loss:.4f}; lower is better."
-            notes.append(("Newest step", f"{self._meant(newest)}{loss}"))
+            loss = newest.step.loss
+            told = "" if loss is None else f" The loss is now {loss:.4f}; lower is better."
+            notes.append(("Newest step", self._meant(newest) + told))
         return notes
 
-    def _meant(self, newest: StepShare) -> str:
+    def _meant(self, newest: StepDone) -> str:
         """What this machine gave to a step, and what that means."""
-        whole = f"the {newest.samples:,} samples of step {newest.step:,}"
-        if newest.mine:
-            part = human.share(min(1.0, newest.mine / max(1, newest.samples)))
-            return f"Your machine computed {newest.mine:,} of {whole}: {part} of what the model learned in it."
+        mine, samples = newest.contributions.get(self.peer, 0), newest.step.samples
+        whole = f"the {samples:,} samples of step {newest.step.step:,}"
+        if mine:
+            part = human.share(min(1.0, mine / max(1, samples)))
+            return f"Your machine computed {mine:,} of {whole}: {part} of what the model learned in it."
         if self.auxiliary:
             return f"Others computed {whole}, and your machine helped to carry them."
         return f"Others computed {whole}; yours count in a later one."

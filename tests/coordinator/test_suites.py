@@ -5,21 +5,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import requests
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.config.machine import CoordinatorConfig
+from dedloc_kit.config.places import local_copies
 from dedloc_kit.coordinator.suites import Suites, check_suites
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.ledger import SuiteScore
+from dedloc_kit.machine.home import remember_copies
+from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from tests.export.runs import LedRun
 from tests.learning.evaluate.conftest import threads  # noqa: F401
 from tests.learning.evaluate.language import PEOPLE, PLACES, write_causal
 from tests.learning.evaluate.test_suites import here  # noqa: F401
+from tests.ledgers import a_step
 from tests.loopback_hub import loopback_hub
+from tests.session.sessions import session_at
 from tests.swarm.harness import wait_until
 from tests.text_runs import text_run, write_text
 from tests.tiny import tiny_run
@@ -92,6 +99,24 @@ def test_the_newest_checkpoint_and_a_published_model_are_scored_into_the_ledger(
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
+def test_a_checkpoint_of_what_a_rewind_has_taken_back_gets_no_score(
+    led: LedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led.ledger.record_step(a_step(1, way="b"), {})
+    other = write_causal(tmp_path / "other", [*PEOPLE, *PLACES, "walks", "near"])
+    told: list[AnyEvent] = []
+    with loopback_hub(monkeypatch, tmp_path / "hub") as hub:
+        hub.commits["them/other"] = [{path.name: path.read_bytes() for path in other.iterdir()}]
+        with scoring(led, told, suite_against="them/other") as suites:
+            suites.look(led.checkpoints)
+            wait_until(lambda: bool(led.ledger.suites() or told), "nothing was scored", 200.0)
+    assert told == []
+    (theirs,) = led.ledger.suites()
+    assert theirs.model == "them/other"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
 def test_what_takes_too_long_is_ended_and_told_once(led: LedRun, here: Path) -> None:  # noqa: F811
     get_stuck(here)
     told: list[AnyEvent] = []
@@ -158,3 +183,36 @@ def test_names_are_a_list_or_have_commas_between_them(tmp_path: Path) -> None:
     for wrong in ("belebele,", 3, [3]):
         with pytest.raises(ValueError, match="suites"):
             CoordinatorConfig(folder=tmp_path, suites=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_the_page_of_a_run_that_goes_on_has_the_scores_of_its_checkpoint(tmp_path: Path, here: Path) -> None:  # noqa: F811
+    write_text(tmp_path)
+    run, task = text_run(tmp_path, "causal"), here / "near.yaml"
+    task.write_text(task.read_text().replace("near.jsonl", str(here / "near.jsonl")))
+    remembered = local_copies(run)
+    peer = CoordinatorConfig(
+        folder=tmp_path / "run", swarm_host="127.0.0.1", threads=1, keep_checkpoints=20, suites=(str(task),)
+    )
+    with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator:
+        invitation = coordinator.invitation()
+        write_invitation(invitation, peer.folder)
+        remember_copies(run.run_id, invitation.organizer, remembered)
+        with session_at(
+            coordinator.dashboard.url, tmp_path / "volunteer", task_module=None, data=remembered, until_step=2
+        ):
+            scored: list[dict[str, Any]] = []
+
+            def look() -> bool:
+                scored[:] = requests.get(f"{coordinator.dashboard.url}/api/state", timeout=60).json()["suites"]
+                return bool(scored)
+
+            wait_until(look, "the page has no scores", 400.0)
+        (suite,) = scored
+        checkpoint = tmp_path / "run" / "checkpoints" / f"step-{suite['last']['step']:08d}.safetensors"
+        words = ["--suite", str(task), "--json", "out.json", "--device", "cpu", "--threads", "1"]
+        assert main(["evaluate", str(checkpoint), *words]) == 0
+    (found,) = json.loads(Path("out.json").read_text())["suites"]
+    assert (suite["metric"], suite["questions"]) == ("accuracy of near", 12)
+    assert (suite["last"]["mean"], suite["last"]["spread"]) == (found["trained"]["mean"], found["trained"]["spread"])

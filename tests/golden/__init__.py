@@ -7,6 +7,7 @@
 - `fingerprints.json`: of each recipe, and of its small form
 - `openapi.json`, `api.json`: the description of a run's page, and its answers about a run of three steps
 - `invitation.json`: the fields of an invitation
+- `docs/reference.md`: see `reference`
 
 The notebooks are files of their own (`notebooks/`), which a test compares with their source.
 """
@@ -36,6 +37,7 @@ from dedloc_kit.records.record import PEER_ID
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.version import __version__
 from tests.dashboard.runs import RUN, fill
+from tests.golden import reference
 from tests.hang import HANG
 from tests.invitations import invited
 
@@ -60,7 +62,13 @@ def written() -> dict[str, str]:
     return {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for path in found}
 
 
+def reference_text() -> str:
+    """`reference.FILE` as it should be."""
+    return reference.reference(list(_helps(reference.WIDE)))
+
+
 def write() -> None:
+    reference.FILE.write_text(reference_text(), encoding="utf-8")
     found = files()
     for path in written():
         (FOLDER / path).unlink()
@@ -73,8 +81,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def _helps() -> Iterator[tuple[str, str]]:
-    """Of each command and of those below it, 100 columns wide."""
+def _helps(columns: int = 100) -> Iterator[tuple[str, str]]:
+    """Of each command and of those below it."""
 
     def below(names: tuple[str, ...], commands: Iterable[Command]) -> Iterator[tuple[str, str]]:
         said = io.StringIO()
@@ -85,7 +93,7 @@ def _helps() -> Iterator[tuple[str, str]]:
             yield from below((*names, command.name), command.below)
 
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = str(columns)
     try:
         yield from list(below((), chain.from_iterable(COMMANDS.values())))
     finally:

@@ -29,7 +29,7 @@ def write_data(folder: Path) -> None:
 
 def run_of(name: str, folder: Path) -> RunConfig:
     if name == "swav":
-        return swav_run.run_of(folder / "striped", queue=8, distortion={"blur": 0.5, "hue": 0.1})
+        return swav_run.run_of(folder / "striped", queue_length=8, augmentation={"blur_probability": 0.5, "hue": 0.1})
     if name == "text-to-image":
         return text_to_image_run.run_of(folder)
     if name == "chat":

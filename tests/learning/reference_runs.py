@@ -23,10 +23,10 @@ NO_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop
 ALBERT: dict[str, Any] = {**WIDE, "embedding_size": 8}
 SWAV: dict[str, Any] = {
     "name": "swav",
-    "picture_size": 16,
-    "large": {"count": 2, "size": 16, "scale": [0.5, 1.0]},
-    "small": {"count": 2, "size": 8, "scale": [0.2, 0.5]},
-    "queue": 0,
+    "image_size": 16,
+    "global_crops": {"count": 2, "size": 16, "scale": [0.5, 1.0]},
+    "local_crops": {"count": 2, "size": 8, "scale": [0.2, 0.5]},
+    "queue_length": 0,
     "model": {
         "layer_type": "basic",
         "depths": [1, 1],
@@ -34,7 +34,7 @@ SWAV: dict[str, Any] = {
         "embedding_size": 8,
         "stem": "small",
         "projection": [16, 8],
-        "prototypes": 12,
+        "num_prototypes": 12,
     },
 }
 DRAWING: dict[str, Any] = {
@@ -87,8 +87,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "encoder-modernbert": _encoder("modernbert", {"num_hidden_layers": 3, "local_attention": 8}),
     "encoder-bert": _encoder("bert", {}, masking="words"),
     "encoder-deberta": _encoder("deberta", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
-    "swav-crops": {**SWAV, "distortion": {"hue": 0.1, "blur": 0.5}},
-    "swav-queue": {**SWAV, "queue": 8, "queue_from_step": 1, "frozen_prototypes": 1},
+    "swav-crops": {**SWAV, "augmentation": {"hue": 0.1, "blur_probability": 0.5}},
+    "swav-queue": {**SWAV, "queue_length": 8, "queue_start_step": 1, "freeze_prototypes_steps": 1},
     "text-to-image-tied": DRAWING,
     "text-to-image-untied": {
         **DRAWING,

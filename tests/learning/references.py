@@ -89,7 +89,7 @@ def new_batches(run: RunConfig, rows: int, count: int) -> list[Batch]:
     items: Iterator[Any] = runs.texts(zlib.crc32(run.name.encode()))
     options = run.task.options
     if run.task.name == "swav":
-        items = (Encoded(number, data, None) for number, data in enumerate(runs.pictures(0, options["picture_size"])))
+        items = (Encoded(number, data, None) for number, data in enumerate(runs.pictures(0, options["image_size"])))
     elif run.task.name == "text-to-image":
         tokenizer, drawn = BareTokenizer(options["tokenizer"]), options["pictures"]
         made = runs.captions(0, drawn["codes"], drawn["side"] ** 2)

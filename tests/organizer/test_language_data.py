@@ -207,7 +207,7 @@ def small_model(run: RunConfig) -> RunConfig:
     }
     values = {
         **run.task.options,
-        "vocabulary": 300,
+        "vocab_size": 300,
         "sequence_length": 64,
         "model": {**run.task.options["model"], **model},
     }

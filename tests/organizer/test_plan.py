@@ -7,7 +7,15 @@ import pytest
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed, SampleCost
-from dedloc_kit.organizer.plan import describe_plan, halved, kilowatt_hours, plan_of, traffic_of
+from dedloc_kit.organizer.plan import (
+    DIRECTORY_BYTES,
+    HEADERS,
+    describe_plan,
+    halved,
+    kilowatt_hours,
+    plan_of,
+    traffic_of,
+)
 from dedloc_kit.organizer.prediction import Prediction, Volunteers, predict, read_volunteers
 from dedloc_kit.organizer.round_time import TOLD_BYTES
 from dedloc_kit.organizer.scaling_law import SPREAD, effective_tokens, expected_loss
@@ -52,19 +60,22 @@ def test_repeated_tokens_are_worth_less_than_new_ones_and_nearly_as_much_up_to_f
 
 
 def test_who_averages_for_others_sends_and_receives_more() -> None:
-    alone = traffic_of(rehearsed(), members=5)
-    assert alone.sent == alone.received == 20_000_000 + 5 * TOLD_BYTES
-    quarter = traffic_of(rehearsed(), members=5, share=0.25)
-    assert quarter.sent == 0.75 * 20e6 + 0.25 * 4 * 20e6 + 5 * TOLD_BYTES
-    assert quarter.received == 0.75 * 20e6 + 0.25 * 3 * 20e6 + 5 * TOLD_BYTES
+    alone = traffic_of(rehearsed(), members=4, step_seconds=0.0)
+    assert alone.sent == alone.received == HEADERS * (20e6 + 4 * TOLD_BYTES)
+    quarter = traffic_of(rehearsed(), members=4, step_seconds=0.0, share=0.25)
+    assert quarter.sent == HEADERS * (0.75 * 20e6 + 0.25 * 3 * 20e6 + 4 * TOLD_BYTES)
+    assert quarter.received == HEADERS * (0.75 * 20e6 + 0.25 * 2 * 20e6 + 4 * TOLD_BYTES)
+    longer = traffic_of(rehearsed(), members=4, step_seconds=10.0)
+    assert longer.sent - alone.sent == pytest.approx(10 * 2 * DIRECTORY_BYTES)
 
 
 def test_all_traffic_of_a_group_is_sent_by_one_and_received_by_another() -> None:
     shares, members = (0.5, 0.25, 0.0, 0.0), 5
-    volunteers = [traffic_of(rehearsed(), members, share) for share in shares]
+    volunteers = [traffic_of(rehearsed(), members, 0.0, share) for share in shares]
+    told = HEADERS * members * TOLD_BYTES
     rest = 1 - sum(shares)  # the coordinator's, who gives no gradient
-    sent = sum(each.sent - members * TOLD_BYTES for each in volunteers) + rest * 4 * 20e6
-    received = sum(each.received - members * TOLD_BYTES for each in volunteers) + (1 - rest) * 20e6 + rest * 4 * 20e6
+    sent = sum(each.sent - told for each in volunteers) + HEADERS * rest * 4 * 20e6
+    received = sum(each.received - told for each in volunteers) + HEADERS * ((1 - rest) + rest * 4) * 20e6
     assert sent == pytest.approx(received)
 
 

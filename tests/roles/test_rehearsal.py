@@ -96,8 +96,8 @@ def test_operations_are_counted_of_a_model_that_gives_its_modules_parts_of_param
     rehearsed = heard[-1]
     assert isinstance(rehearsed, Rehearsed)
     assert rehearsed.cost is not None
-    # Two layers over 4 tokens and 8 of 9 codes, each 16 width^2 weights; two operations each, three passes.
-    layers = 2 * 16 * TINY["model"]["width"] ** 2 * (4 + 8) * 2 * 3
+    # Two layers over 4 tokens and 8 of 9 codes, each 16 hidden_size^2 weights; two operations each, three passes.
+    layers = 2 * 16 * TINY["model"]["hidden_size"] ** 2 * (4 + 8) * 2 * 3
     assert layers < rehearsed.cost.flops < 1.5 * layers
 
 

@@ -47,7 +47,7 @@ def test_the_view_shows_the_whole_snapshot() -> None:
     told = seen(TRAINING)
     for part in (
         *("toy", "Training: your machine computes samples.", "From the organizer: [bold]Half way![/bold]"),
-        *("128 of 512 samples, 64 by you, 1 min left", "given 64 samples in 2 h", "machine CPU"),
+        *("128 of 512 samples, 64 by you, about 1 min left", "given 64 samples in 2 h", "machine CPU"),
         *("loss █▁", "live page http://h:8000", "Ctrl-C leaves"),
     ):
         assert part in told

@@ -106,7 +106,8 @@ def test_the_batch_has_a_bar_with_my_part_and_its_rest() -> None:
     assert bar is not None
     assert (bar.fraction, bar.mine) == (0.25, 0.125)
     assert bar.text == "step 41 of 1,000: 128 of 512 samples, 64 by you"
-    assert bar.remaining == 5.0, "64 samples a second, and a second is gone"
+    assert (bar.remaining, bar.left) == (5.0, "about 5 s left"), "64 samples a second, and a second is gone"
+    assert replace(bar, remaining=0.4).left == ""
     full = shown(joined(), progress(swarm_samples=700, samples=600)).progress
     assert full is not None
     assert (full.fraction, full.mine, full.remaining) == (1.0, 1.0, None)
@@ -225,6 +226,7 @@ def test_what_the_volunteer_wishes_is_seen_at_once_and_leaving_is_for_good() -> 
     assert pausing.phase is Phase.LEAVING
     assert pausing.text.startswith("Pausing: the last samples are on their way; then nothing runs")
     assert training.wished("pause", 2.0).wished("work", 3.0).shown(3.0).phase is Phase.STARTING
+    assert training.wished("work", 3.0) == training, "resumed without a pause"
     gone = training.wished("leave", 2.0)
     assert gone.wished("work", 3.0).wished("pause", 3.0) == gone
 
@@ -232,6 +234,9 @@ def test_what_the_volunteer_wishes_is_seen_at_once_and_leaving_is_for_good() -> 
 def test_a_run_that_ends_hands_in_the_last_samples() -> None:
     ending = shown(joined(), progress(), State(text="leaving"), progress())
     assert ending.phase is Phase.LEAVING
+    assert ending.text == "Leaving: the last samples are on their way; then nothing runs any more."
+    ended = after(joined(), progress(), State(text="leaving")).ended(None).shown(9.0)
+    assert ended.text == "The run is over, and nothing runs any more."
 
 
 def test_the_organizer_is_heard() -> None:

@@ -17,16 +17,20 @@ class ResNetArchitecture(Section):
     """Keys of `transformers.ResNetConfig` and the head's; the defaults are SwAV's ResNet-50."""
 
     layer_type: Literal["bottleneck", "basic"] = "bottleneck"
-    """`basic` in ResNet-18 and 34."""
+    """The residual block: `basic` in ResNet-18 and 34, `bottleneck` in larger ones."""
     depths: tuple[PositiveInt, ...] = Field(default=(3, 4, 6, 3), min_length=1)
+    """The number of blocks of each stage."""
     hidden_sizes: tuple[PositiveInt, ...] = Field(default=(256, 512, 1024, 2048), min_length=1)
+    """The number of channels of each stage."""
     embedding_size: PositiveInt = 64
+    """The number of channels of the first convolution."""
     stem: Literal["large", "small"] = "large"
-    """The first layer: `large` divides height and width by four, as ResNets do; `small`, for pictures of some 32
-    pixels, is one 3x3 convolution that leaves them as they are."""
+    """The first layer: `large` divides height and width by 4; `small` is one 3x3 convolution that keeps them, for
+    pictures of about 32 pixels."""
     projection: tuple[PositiveInt, PositiveInt] = (2048, 128)
-    """Widths of the head's hidden layer and of its output."""
-    prototypes: PositiveInt = 3000
+    """Widths of the projection head's hidden layer and of its output."""
+    num_prototypes: PositiveInt = 3000
+    """The number of prototypes."""
 
     @model_validator(mode="after")
     def _as_many_depths_as_widths(self) -> "ResNetArchitecture":
@@ -45,7 +49,7 @@ class SwavModel(nn.Module):
 
     def __init__(self, architecture: ResNetArchitecture) -> None:
         super().__init__()
-        config = ResNetConfig(**architecture.model_dump(exclude={"stem", "projection", "prototypes"}))
+        config = ResNetConfig(**architecture.model_dump(exclude={"stem", "projection", "num_prototypes"}))
         backbone: Any = ResNetModel(config)
         if architecture.stem == "small":
             small = nn.Conv2d(3, architecture.embedding_size, 3, padding=1, bias=False)
@@ -59,7 +63,7 @@ class SwavModel(nn.Module):
             nn.ReLU(inplace=True),
             nn.Linear(width, embedding),
         )
-        self.prototypes = nn.Parameter(functional.normalize(torch.randn(architecture.prototypes, embedding)))
+        self.prototypes = nn.Parameter(functional.normalize(torch.randn(architecture.num_prototypes, embedding)))
         for layer in _normalisations(self):
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import TOKENS, PositiveFloat, PositiveInt, Section
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.labels import PLACES, TARGETS, at_places, places_of
@@ -42,34 +42,49 @@ _FUSED = {"gelu_new": "gelu_pytorch_tanh"}
 
 
 class AlbertArchitecture(Section):
-    """Keys of `transformers.AlbertConfig`; the defaults are ALBERT-large's. The vocabulary is the tokenizer's."""
+    """Keys of `transformers.AlbertConfig`; the defaults are ALBERT-large's. The tokenizer gives `vocab_size`."""
 
     embedding_size: PositiveInt = 128
+    """Width of the token embeddings."""
     hidden_size: PositiveInt = 1024
+    """Width of the layers."""
     num_hidden_layers: PositiveInt = 24
+    """The number of layers that a token passes."""
     num_hidden_groups: PositiveInt = 1
-    """Layers in a group share their weights."""
+    """The number of groups of layers; the layers of a group share their weights."""
     inner_group_num: PositiveInt = 1
+    """The number of different layers in a group."""
     num_attention_heads: PositiveInt = 16
+    """The number of attention heads of a layer."""
     intermediate_size: PositiveInt = 4096
+    """Width of the feed-forward network."""
     hidden_act: Literal["gelu_new", "gelu", "relu"] = "gelu_new"
+    """Activation function of the feed-forward network."""
     hidden_dropout_prob: Dropout = 0.0
+    """Dropout probability of embeddings and layers."""
     attention_probs_dropout_prob: Dropout = 0.0
+    """Dropout probability of attention weights."""
     classifier_dropout_prob: Dropout = 0.1
-    max_position_embeddings: PositiveInt = 512
+    """Dropout probability of the sentence order classifier."""
+    max_position_embeddings: Annotated[PositiveInt, TOKENS] = 512
+    """The longest sample that the model takes."""
     initializer_range: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
     layer_norm_eps: PositiveFloat = 1e-12
+    """Epsilon of layer normalization."""
 
 
 class AlbertOptions(TextOptions):
     """The keys of `task` for ALBERT, beside its name."""
 
     mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """The share of tokens that are masked."""
     masking: Literal["tokens", "words"] = "tokens"
-    """`tokens`: each by itself, as BERT and sahajBERT; `words`: whole words, several in a row, as ALBERT."""
+    """What is masked: single tokens, as in BERT, or whole words, up to `max_ngram_size` in a row, as in ALBERT."""
     max_ngram_size: PositiveInt = 3
-    """With `words`: at most so many words in a row."""
+    """The longest row of masked words, with `masking = "words"`."""
     model: AlbertArchitecture = AlbertArchitecture()
+    """The shape of the model: keys of `transformers.AlbertConfig`."""
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "AlbertOptions":

@@ -45,9 +45,9 @@ class CausalOptions(PackedOptions):
     """The keys of `task` for a decoder, beside its name."""
 
     architecture: str = "llama"
+    """The architecture, by its `model_type` in transformers: one with a causal language model."""
     shared_layers: PositiveInt = 1
-    """So many layers, one after the other, have the same weights: of `num_hidden_layers` so much less is stored,
-    averaged and sent."""
+    """The number of consecutive layers that share their weights; they are stored, averaged and sent once."""
 
 
 class Causal(PackedTask):

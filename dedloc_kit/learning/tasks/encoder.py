@@ -31,11 +31,13 @@ class EncoderOptions(PackedOptions):
     """The keys of `task` for an encoder, beside its name."""
 
     architecture: str = "modernbert"
+    """The architecture, by its `model_type` in transformers: one with a masked language model."""
     mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """The share of tokens that are masked."""
     masking: Literal["tokens", "words"] = "tokens"
-    """`tokens`: each by itself; `words`: whole words, several in a row."""
+    """What is masked: single tokens, or whole words, up to `max_ngram_size` in a row."""
     max_ngram_size: PositiveInt = 3
-    """With `words`: at most so many words in a row."""
+    """The longest row of masked words, with `masking = "words"`."""
 
 
 class Encoder(PackedTask):

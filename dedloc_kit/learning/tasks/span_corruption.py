@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
 from dedloc_kit.config.run import RunConfig
+from dedloc_kit.config.section import TOKENS
 from dedloc_kit.learning.data.packing import Packer
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL, bos_eos, require
 from dedloc_kit.learning.models.families import Family
@@ -42,12 +43,13 @@ class SpanCorruptionOptions(TextOptions):
     """The keys of `task` beside its name; `sequence_length` is that of a row before it has gaps."""
 
     architecture: str = "t5"
+    """The architecture, by its `model_type` in transformers: `t5`, `mt5` or `umt5`."""
     model: dict[str, JsonValue] = Field(default={})
-    """Keys of the architecture's configuration class. The vocabulary is the tokenizer's."""
+    """The shape of the model: keys of the architecture's configuration class. The tokenizer gives `vocab_size`."""
     noise_density: Annotated[float, Field(ge=0.01, le=0.5)] = 0.15
-    """The share of tokens in gaps."""
-    mean_noise_span_length: Annotated[float, Field(ge=1, le=8)] = 3.0
-    """Tokens of a gap."""
+    """The share of tokens that are masked."""
+    mean_noise_span_length: Annotated[float, Field(ge=1, le=8), TOKENS] = 3.0
+    """The mean length of a masked span."""
 
 
 class SpanCorruption(TextTask):

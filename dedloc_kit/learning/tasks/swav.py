@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import PIXELS, SAMPLES, STEPS, PositiveFloat, PositiveInt, Section
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
@@ -61,32 +61,39 @@ _logger = logging.getLogger(__name__)
 class SwavOptions(Section):
     """The keys of `task` for SwAV, beside its name; the defaults are DeDLOC's for ImageNet."""
 
-    picture_size: Annotated[int, Field(ge=8)] = 384
-    """Pixels along each side of the square that a picture is brought to; crops are cut from it."""
-    large: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
-    """Their assignments are what all crops predict."""
-    small: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
-    distortion: Distortion = Distortion()
+    image_size: Annotated[int, Field(ge=8), PIXELS] = 384
+    """Height and width to which a picture is resized before crops are taken."""
+    global_crops: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
+    """The large crops; all crops predict their assignments."""
+    local_crops: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
+    """The small crops."""
+    augmentation: Distortion = Distortion()
+    """How the colours of crops change."""
     temperature: PositiveFloat = 0.1
+    """Temperature of the softmax over prototypes."""
     epsilon: PositiveFloat = 0.03
-    """Of the assignments: smaller is harder."""
+    """Entropy of the assignments (Sinkhorn); smaller is harder."""
     sinkhorn_iterations: PositiveInt = 3
-    queue: Annotated[int, Field(ge=0)] = 3840
-    """Features of earlier samples that a peer adds to its own microbatch when it assigns; 0: none."""
-    queue_from_step: Annotated[int, Field(ge=0)] = 0
-    """The global step from which on the queue is used: before, features change too fast."""
-    frozen_prototypes: Annotated[int, Field(ge=0)] = 0
-    """Global steps in which the prototypes stay what they are."""
-    label: str = "label"
+    """The number of Sinkhorn iterations."""
+    queue_length: Annotated[int, Field(ge=0), SAMPLES] = 3840
+    """The number of earlier features that a peer adds to its microbatch when it computes assignments; 0: none."""
+    queue_start_step: Annotated[int, Field(ge=0), STEPS] = 0
+    """The global step at which the queue comes into use."""
+    freeze_prototypes_steps: Annotated[int, Field(ge=0), STEPS] = 0
+    """The number of first steps in which prototypes do not change."""
+    label_column: str = "label"
     """The column with the classes of the held-out pictures."""
-    evaluation_samples: Annotated[int, Field(ge=2)] = 2000
-    neighbours: PositiveInt = 20
+    evaluation_samples: Annotated[int, Field(ge=2), SAMPLES] = 2000
+    """The number of held-out pictures that are evaluated."""
+    knn_neighbors: PositiveInt = 20
+    """The number of neighbours that vote in the k-NN accuracy."""
     model: ResNetArchitecture = ResNetArchitecture()
+    """The shape of the model: keys of `transformers.ResNetConfig` and of the projection head."""
 
     @model_validator(mode="after")
     def _two_views(self) -> "SwavOptions":
-        if self.large.count < 2:
-            raise ValueError("large.count must be at least 2: each crop predicts another one's assignment")
+        if self.global_crops.count < 2:
+            raise ValueError("global_crops.count must be at least 2: each crop predicts another one's assignment")
         return self
 
 
@@ -124,9 +131,9 @@ class Swav(Task):
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__(run)
-        self._queue = FeatureQueue(self.options.queue)
+        self._queue = FeatureQueue(self.options.queue_length)
         self._held_out: _HeldOut | None = None
-        self.neighbours = self.options.neighbours
+        self.neighbours = self.options.knn_neighbors
 
     def model(self) -> nn.Module:
         with self.seeded_weights():
@@ -142,8 +149,8 @@ class Swav(Task):
             case "probe":
                 return ""
             case "checks":
-                queue = "the loss depends on a queue that is each volunteer's own; set task.queue to 0"
-                return queue if self.options.queue else ""
+                queue = "the loss depends on a queue that is each volunteer's own; set task.queue_length to 0"
+                return queue if self.options.queue_length else ""
         return super().unsupported(feature)
 
     def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
@@ -151,7 +158,7 @@ class Swav(Task):
 
     def examples(self, records: Iterable[Any], rng: np.random.Generator) -> Iterator[Example]:
         """Pictures, and what is to be cut from them: the same numbers lead to the same crops on any device."""
-        pictures = decoded(iter(records), self.options.picture_size)
+        pictures = decoded(iter(records), self.options.image_size)
         while some := [pixels for pixels, _ in islice(pictures, _TOGETHER)]:
             for pixels, crops in zip(some, rows(self._drawn(len(some), rng)), strict=True):
                 yield {"pictures": pixels, **crops}
@@ -164,12 +171,12 @@ class Swav(Task):
     @property
     def _kinds(self) -> dict[str, Crops]:
         """The sizes of crops by their names."""
-        kinds = {"large": self.options.large, "small": self.options.small}
+        kinds = {"large": self.options.global_crops, "small": self.options.local_crops}
         return {name: kind for name, kind in kinds.items() if kind is not None}
 
     def _drawn(self, samples: int, generator: np.random.Generator) -> Arrays:
         return {
-            name: draw_crops(samples, kind, self.options.distortion, generator) for name, kind in self._kinds.items()
+            name: draw_crops(samples, kind, self.options.augmentation, generator) for name, kind in self._kinds.items()
         }
 
     def prepare(self, batch: Batch) -> Batch:
@@ -182,15 +189,15 @@ class Swav(Task):
     def loss(self, model: nn.Module, batch: Batch, step: int) -> Loss:
         """Assignments are made within a batch, so what one of several samples counts depends on the others."""
         assert isinstance(model, SwavModel)
-        frozen = step < self.options.frozen_prototypes
+        frozen = step < self.options.freeze_prototypes_steps
         embeddings, scores = self._views(model, batch, frozen)
-        large = [each.detach() for each in embeddings[: self.options.large.count]]
+        large = [each.detach() for each in embeddings[: self.options.global_crops.count]]
         earlier = self._queue.before(step)
         assignments = self._assignments(model, large, [])
-        if earlier and step >= self.options.queue_from_step:
+        if earlier and step >= self.options.queue_start_step:
             full, beside = self._queue.full, self._assignments(model, large, earlier)
             assignments = [torch.where(full, *pair) for pair in zip(beside, assignments, strict=True)]
-        if self.options.queue:
+        if self.options.queue_length:
             self._queue.add(large)
         mean = swapped_loss(scores, assignments, self.options.temperature)
         return Loss.of(mean, len(batch["pictures"]))
@@ -266,7 +273,7 @@ class Swav(Task):
         for part in some.split(_EVALUATION_BATCH):
             crops = {name: torch.from_numpy(drawn) for name, drawn in self._drawn(len(part), generator).items()}
             embeddings, scores = self._views(model, prepared(self, {"pictures": part, **crops}, device))
-            assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
+            assignments = self._assignments(model, list(embeddings[: self.options.global_crops.count]), [])
             total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
         return total / len(some)
 
@@ -291,13 +298,13 @@ class Swav(Task):
         """The source's pictures at the size of a large crop, with the names of their classes, in their order."""
 
         def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
-            names = names_of(source, shard, self.options.label, warn)
-            for item in encoded_images(source, shard, warn, self.options.label):
+            names = names_of(source, shard, self.options.label_column, warn)
+            for item in encoded_images(source, shard, warn, self.options.label_column):
                 if isinstance(item, Encoded):
                     item.label = named(item.label, names)
                 yield item
 
-        return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size)
+        return decoded(in_order(source, read, warn=_logger.warning), self.options.global_crops.size)
 
 
 def _of(kind: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""The text of a run, cleaned and written as shards: read and judged, then compared, then written.
+"""Cleans the text of a run in three steps: read and judge, compare, write shards.
 
-What each step makes lies in hidden folders of the workplace until all is written: a step that was interrupted goes on
-from what it has made, and the result is the same.
+Each step keeps its work in hidden folders of the workplace until all is written. An interrupted step resumes from there
+and gives the same result.
 """
 
 import shutil
@@ -24,16 +24,16 @@ from dedloc_kit.learning.data.text.token_shards import shard_path
 from dedloc_kit.organizer.corpus.duplicates import Duplicates, SketchFiles, find_duplicates, write_array
 from dedloc_kit.organizer.corpus.held_out import HeldOut
 from dedloc_kit.organizer.corpus.language import Identifier
-from dedloc_kit.organizer.corpus.reading import Cleaner, Reading, batches, part_path, read_texts, write_texts
+from dedloc_kit.organizer.corpus.reading import Cleaner, Reading, batches, cut, part_path, read_texts, write_texts
 from dedloc_kit.organizer.corpus.report import SHOWN, Display, Progress, Removed, card, described, described_copies
 from dedloc_kit.organizer.corpus.sketch import KEYS, check_rensa
 from dedloc_kit.organizer.prepare_source import Sizes, Workplace, identity_of, workplace
 from dedloc_kit.organizer.prepare_tokens import named_sources
 
 VERSION = 1
-"""Of the rules and of the sketches: what was made by others is not gone on with."""
+"""Of the rules and the sketches. Work of another version is not resumed."""
 SIZES = Sizes(file=2**25, characters=2**20, texts=2**14)
-"""Characters of a part, at least; and of what is read between two looks at that."""
+"""Minimal characters of a part, checked after each chunk of `characters`."""
 GROUP = 2**20
 """Characters of a row group: a reader fetches it at once."""
 _COMPARED = ".compared"
@@ -41,22 +41,21 @@ _COMPARED = ".compared"
 
 def check_learns_text(run: RunConfig) -> None:
     """Raise UserError for a task whose data is no plain text."""
-    from dedloc_kit.learning.task import task_class
-
-    task = task_class(run.task.name)
-    if "pictures" in run.task.options or task.own_records or not task.special_tokens:
-        raise UserError(f"the task '{run.task.name}' learns from no plain text, so there is no corpus to clean")
+    options, name = run.task.options, run.task.name
+    if name == "chat" or "pictures" in options or not options.keys() & {"tokenizer", "start", "init_from"}:
+        raise UserError(f"the task '{name}' learns from no plain text, so there is no corpus to clean")
 
 
 def prepare_corpus(
     run: RunConfig, folder: Path, languages: Sequence[str], display: Display, sizes: Sizes = SIZES
 ) -> Progress:
-    """Write the run's training text, `data.decay` too, to a subfolder of `folder` for each source, without what is no
-    prose, in other languages, held out, or a copy of an earlier document. Returns what is left of all sources.
+    """Write the run's training text, `data.decay` too, without bad lines and documents, other languages, held-out text
+    and copies of earlier documents. Each source has a subfolder; it is missing if nothing of the source is left.
 
-    :param languages: that stay, as `Identifier` names them; none: all
-    Raises UserError if the folder exists, a source cannot be used, a package is missing, or nothing is left; what is
-    done by then stays beside `folder`, and the next call goes on from there.
+    Returns the totals. Raises UserError if the folder exists, a source cannot be used, a package is missing, or nothing
+    is left. Finished work stays beside `folder`, and the next call resumes from it.
+
+    :param languages: to keep, as `Identifier` names them; empty: all
     """
     check_rensa()
     identifier = Identifier()
@@ -90,7 +89,8 @@ def prepare_corpus(
             state = _compare(paths, work, state, display)
             state = _write(parts, paths, work, state, display)
             state = state.model_copy(update={"read": sum(source.read for source in made.values()), "done": True})
-            (work.folder / "README.md").write_text(card(run.name, made, state), encoding="utf-8")
+            subsets = [name for name in made if (work.folder / name).is_dir()]
+            (work.folder / "README.md").write_text(card(run.name, subsets, made, state), encoding="utf-8")
             work.save(_COMPARED, state)
         for name in (*reading.values(), _COMPARED):
             shutil.rmtree(work.folder / name, ignore_errors=True)
@@ -101,14 +101,15 @@ def _read_held_out(source: Source | None, display: Display) -> HeldOut:
     if source is None:
         display.line("the run's file has no [data.evaluation], so there is no held-out text to look for")
         return HeldOut.of([])
-    found = HeldOut.of(display.each("held-out documents read", in_order(source, texts, warn=display.line)))
+    documents = cut(in_order(source, texts, warn=display.line))
+    found = HeldOut.of(display.each("held-out documents read", documents))
     if not found.whole:
         display.line(f"of the held-out text the first {count(len(found.sizes) - 1, 'document')} are looked for")
     return found
 
 
 def _compare(paths: Sequence[Path], work: Workplace[Progress], state: Progress, display: Display) -> Progress:
-    """Find the copies among the documents of all parts, key by key, and write which they are."""
+    """Find the copies among the documents of all parts, key by key, and save which they are."""
     files, array = SketchFiles(paths), _copies_file(work)
     found = Duplicates(np.load(array, allow_pickle=False)) if state.keys else Duplicates.none(int(files.starts[-1]))
     left = range(state.keys, KEYS)
@@ -148,13 +149,14 @@ def _write(
     """
     starts, stay = SketchFiles(paths).starts, Duplicates(np.load(_copies_file(work), allow_pickle=False)).stay
     if not state.parts:
-        for name, _ in parts:  # what an attempt with other settings has left
+        for name, _ in parts:  # shards of an attempt with other data
             shutil.rmtree(work.folder / name, ignore_errors=True)
     left = range(state.parts, len(parts))
     for number in display.each("files written", left, len(left)):
         name, part = parts[number]
-        (work.folder / name).mkdir(exist_ok=True)
         chosen = stay[starts[number] : starts[number + 1]]
+        if chosen.any():
+            (work.folder / name).mkdir(exist_ok=True)
         characters = _write_shard(paths[number], chosen, shard_path(work.folder / name, part))
         made = {"documents": state.documents + int(chosen.sum()), "characters": state.characters + characters}
         state = state.model_copy(update={"parts": number + 1, **made})

@@ -1,7 +1,7 @@
-"""Which documents are copies of earlier ones, exact or near, among any number of them in bounded memory.
+"""Finds exact and near copies of earlier documents, in bounded memory.
 
-Documents that share a band key are compared by their shingles; a document goes if an earlier one that stays is similar.
-In memory are 8 bytes for each document, and the keys of at most `KEYS_AT_ONCE`.
+Documents with an equal key are compared by their shingles. A document is a copy if it is similar to an earlier one that
+stays. Memory: 8 bytes for each document, and about 40 for each of `KEYS_AT_ONCE` keys.
 """
 
 import os
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from dedloc_kit.organizer.corpus.sketch import Shingles, Sketches, similarity
 
 SIMILAR = 0.7
-"""From this Jaccard similarity on a document is a copy: all pairs of 0.8 are, and none of 0.6."""
+"""Minimal Jaccard similarity of copies: pairs of 0.8 are copies, pairs below 0.6 are not."""
 KEYS_AT_ONCE = 2**22
 MOST_COMPARED = 64
-"""Documents that share a key and are no copies of each other: a further one is compared with so many of them."""
+"""Maximal number of documents with an equal key, none a copy of another, that a further one is compared with."""
 UNIQUE = 2**32 - 1
 """In `Duplicates.of`: a document that stays."""
 _OPEN = 64
-"""Files of shingles that are open at a time."""
+"""Maximal number of open files of shingles."""
 
 
 class Duplicates:
@@ -51,10 +51,7 @@ class Duplicates:
 
 
 class SketchFiles:
-    """The sketches of documents in files that stand in a fixed order; documents are numbered through all of them.
-
-    :param paths: each as `write_sketches` takes it
-    """
+    """Sketches in files that `write_sketches` has written; documents are numbered through all files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -74,10 +71,10 @@ class SketchFiles:
             yield np.load(path.with_suffix(".keys.npy"), mmap_mode="r", allow_pickle=False)[number]
 
     def shingles(self, document: int) -> Shingles:
-        """Those of one document."""
+        """Those of one document, each once and ascending."""
         file, at = self.place(document)
         ends, shingles = self._open(file)
-        return np.asarray(shingles[ends[at - 1] if at else 0 : ends[at]])
+        return np.unique(shingles[ends[at - 1] if at else 0 : ends[at]])
 
     def _opened(self, file: int) -> tuple[Any, Any]:
         ends, shingles = (
@@ -88,7 +85,7 @@ class SketchFiles:
 
 
 def write_sketches(path: Path, sketches: Sequence[Sketches]) -> None:
-    """Write sketches of documents that follow each other to files of this name."""
+    """Write the sketches of consecutive documents to files of this name."""
     before = np.cumsum([0, *(len(each.shingles) for each in sketches)])
     ends = np.concatenate([each.ends + begin for each, begin in zip(sketches, before, strict=False)])
     write_array(path.with_suffix(".ends.npy"), ends)
@@ -97,20 +94,21 @@ def write_sketches(path: Path, sketches: Sequence[Sketches]) -> None:
 
 
 def write_array(path: Path, values: NDArray[Any]) -> None:
-    """Write an array to a file, which appears when it is whole."""
+    """Write an array to a file, atomically."""
     temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            np.save(file, values, allow_pickle=False)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def find_duplicates(files: SketchFiles, found: Duplicates, number: int, at_once: int = KEYS_AT_ONCE) -> None:
-    """Look for copies among documents that share a key, and add them to those that are found.
-
-    Done twice it is as done once.
+    """Add the copies among documents with an equal key to `found`. Idempotent.
 
     :param number: of the key
-    :param at_once: keys that are in memory, about
+    :param at_once: about so many keys are in memory
     """
     parts = -(-int(files.starts[-1]) // at_once)
     for part in range(parts):
@@ -119,9 +117,9 @@ def find_duplicates(files: SketchFiles, found: Duplicates, number: int, at_once:
 
 
 def _sharing(files: SketchFiles, found: Duplicates, number: int, part: int, parts: int) -> Iterator[NDArray[np.int64]]:
-    """Groups of documents that stay so far and share a key, each in ascending order.
+    """Groups of documents that are no copies so far and have an equal key, each in ascending order.
 
-    :param part: only of keys that leave this rest when they are divided by `parts`
+    :param part: only keys that are this modulo `parts`
     """
     some_keys, some_documents = [], []
     for start, keys in zip(files.starts, files.keys(number), strict=False):

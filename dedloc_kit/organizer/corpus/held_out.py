@@ -1,4 +1,4 @@
-"""Whether held-out text is in the training text."""
+"""Finds held-out text in the training text, by runs of words."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from dedloc_kit.organizer.corpus.words import Hashes, Words, grams, words_of
 
 LENGTH = 13
-"""Words in a run that is not found twice by chance (Brown et al. 2020, appendix C)."""
+"""Words in a run; an equal run is no chance (Brown et al. 2020, appendix C)."""
 SHARE = 0.5
-"""Of the runs of a document, or of a held-out one, that the other one holds."""
+"""Minimal share of shared runs, of the document's or of a held-out document's."""
 MOST_RUNS = 2**23
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Runs of words of held-out documents. In memory are 12 bytes for each, and at most `MOST_RUNS`."""
+    """Runs of words of held-out documents, at most about `MOST_RUNS`; 12 bytes of memory each."""
 
     runs: Hashes
     """Ascending, each once."""
     documents: NDArray[np.uint32]
-    """In which each was first."""
+    """The first document with each run."""
     sizes: NDArray[np.int64]
-    """How many are each document's."""
+    """Runs of each document."""
     whole: bool = True
-    """Whether these are all."""
+    """Whether no document was left out."""
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "HeldOut":
@@ -46,7 +46,7 @@ class HeldOut:
         return cls(different, owners, np.bincount(owners, minlength=number + 1), whole)
 
     def found_in(self, words: Words) -> list[bool]:
-        """Whether half of a text is held out, or half of a held-out document is in it; for each text."""
+        """For each text, whether half of its runs are held out or it holds half of a held-out document's."""
         hashes, offsets = grams(words, LENGTH)
         if not len(self.runs) or not len(hashes):
             return [False] * (len(offsets) - 1)
@@ -55,8 +55,8 @@ class HeldOut:
         return [self._is_in(at[begin:end][same[begin:end]], end - begin) for begin, end in pairwise(offsets.tolist())]
 
     def _is_in(self, at: NDArray[np.int64], runs: int) -> bool:
-        """:param at: places in `runs` that a text holds
-        :param runs: in the text"""
+        """:param at: indices of the text's held-out runs
+        :param runs: their number in the text, held out or not"""
         if not len(at):
             return False
         held, counts = np.unique(self.documents[np.unique(at)], return_counts=True)

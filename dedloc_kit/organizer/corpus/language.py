@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from dedloc_kit.errors import UserError
@@ -23,16 +24,7 @@ class Identifier:
     """Says which language a text is in. Raises UserError if py3langid or GlotScript is not installed."""
 
     def __init__(self) -> None:
-        try:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier
-        except ImportError:
-            raise UserError(missing("py3langid")) from None
-        try:
-            from GlotScript import get_script_predictor
-        except ImportError:
-            raise UserError(missing("GlotScript")) from None
-        self._model: Any = LanguageIdentifier.from_model_file(MODEL_FILE)
-        self._script: Any = get_script_predictor()
+        self._model, self._script = _model(), _script_of()
 
     def language(self, text: str) -> str:
         """A code of ISO 639, or of a script that none of the model's languages has its code of ISO 15924."""
@@ -54,3 +46,21 @@ class Identifier:
                     f"no language '{language}' can be told from others; nearest are {', '.join(near)}. Of a language "
                     "whose script py3langid does not know give that, such as --language Olck, else leave it out"
                 )
+
+
+@cache
+def _model() -> Any:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError:
+        raise UserError(missing("py3langid")) from None
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+@cache
+def _script_of() -> Any:
+    try:
+        from GlotScript import sp
+    except ImportError:
+        raise UserError(missing("GlotScript")) from None
+    return sp

@@ -1,4 +1,4 @@
-"""A source of texts, read once: what is good by itself is kept in parts, with what is needed to find copies."""
+"""Reads a source once, judges each document by itself, and writes the good ones with their sketches, in parts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from dedloc_kit.organizer.corpus.words import words_of
 from dedloc_kit.organizer.prepare_source import Rows, Sizes, Workplace
 
 BATCH = 2**16
-"""Characters that are judged together: what numpy makes of them fits a processor's cache."""
+"""Characters of a batch: its arrays fit a processor's cache."""
 
 _SCHEMA = pyarrow.schema([("text", pyarrow.string())])
 
@@ -29,15 +29,14 @@ _SCHEMA = pyarrow.schema([("text", pyarrow.string())])
 class Cleaner:
     """Judges documents by themselves.
 
-    :param languages: that stay, as `Identifier` names them; none: all
-    :param held_out: what must not be among them
+    :param languages: to keep, as `Identifier` names them; empty: all
     """
 
     def __init__(self, identifier: Identifier, languages: Sequence[str], held_out: HeldOut) -> None:
         self._identifier, self._languages, self._held_out = identifier, languages, held_out
 
     def clean(self, documents: Sequence[str], tally: Tally) -> list[str]:
-        """The documents that stay, without bad lines."""
+        """The good documents, without bad lines."""
         cleaned, kept = list[str](), list[str]()
         for document in documents:
             text, lines = clean_lines(document)
@@ -61,14 +60,13 @@ class Cleaner:
         tally.identify(language)
         if self._languages and language not in self._languages:
             return f"in the language {language}"
-        return "half held-out text, or holding half of a held-out document" if is_held_out else None
+        return "shares half of its text, or of a held-out document, with held-out text" if is_held_out else None
 
 
 class Reading:
-    """What is read of a source.
+    """Reads one source.
 
-    :param source: with its files
-    :param work: where parts are written, in the subfolder `name`
+    :param work: parts go to its subfolder `name`
     """
 
     def __init__(self, source: Source, files: Sequence[Shard], work: Workplace[Progress], name: str) -> None:
@@ -77,7 +75,7 @@ class Reading:
     def read(
         self, progress: Progress, cleaner: Callable[[], Cleaner], display: Display, title: str, sizes: Sizes
     ) -> Progress:
-        """Read on from there to the end; parts have at least `sizes.file` characters that were read."""
+        """Read the rest; a part is made of at least `sizes.file` characters."""
         losses = Losses(self._source.dataset, len(self._files), display.line)
         rows = Rows(self._source, self._files, progress, losses, display.line, sizes)
         while not progress.done:
@@ -94,18 +92,24 @@ class Reading:
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """Where the texts of a part lie; its sketches lie beside them."""
+    """The file with the texts of a part; its sketches lie beside it."""
     return folder / f"{number:05d}.parquet"
 
 
 def _pieces(rows: Rows, size: int) -> Iterator[str]:
-    """The documents of a part; a long one is cut, so that it takes no more memory than others."""
+    """The documents of a part."""
     characters = 0
     while characters < size and not rows.over:
-        for text in rows.chunk():
-            for begin in range(0, len(text), MAX_TEXT):
-                yield text[begin : begin + MAX_TEXT]
+        for text in cut(rows.chunk()):
+            yield text
             characters += len(text)
+
+
+def cut(documents: Iterable[str]) -> Iterator[str]:
+    """The same documents, but long ones in pieces: this bounds the memory."""
+    for text in documents:
+        for begin in range(0, len(text), MAX_TEXT):
+            yield text[begin : begin + MAX_TEXT]
 
 
 def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:

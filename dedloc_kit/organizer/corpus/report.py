@@ -1,4 +1,4 @@
-"""How far a corpus is made, and what was removed: for the next attempt, and for people."""
+"""The progress of a corpus, and what was removed from it and why."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ class Display(Protocol):
 
 
 class Removed(BaseModel):
-    """How much was removed for one reason, and the beginning of the first."""
+    """The number of documents or lines removed for one reason, and the beginning of the first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,18 +45,18 @@ class Progress(Reached):
     """How far a source is read, or how far all of them are compared and written."""
 
     read: NonNegativeInt = 0
-    """Documents, of which `documents` are left."""
+    """Documents before any was removed."""
     characters: NonNegativeInt = 0
-    """That are left."""
+    """Of the documents that are kept."""
     parts: NonNegativeInt = 0
-    """Files that are written."""
+    """Files written."""
     keys: NonNegativeInt = 0
-    """By which documents are compared."""
+    """Keys compared."""
     removed: dict[str, Removed] = Field(default={})
     """Documents, by the reason."""
     lines: dict[str, Removed] = Field(default={})
     languages: dict[str, NonNegativeInt] = Field(default={})
-    """Documents of each, of those that break no rule."""
+    """Documents of each language, among those that break no rule."""
 
 
 class Tally:
@@ -86,7 +86,7 @@ def _add(kind: dict[str, Removed], reason: str, text: str) -> None:
 def described(name: str, source: Progress) -> list[str]:
     """What became of a source before its documents were compared, in lines."""
     bad = f"; {count(source.bad_rows, 'bad row')} left out" if source.bad_rows else ""
-    lines = [f"{name}: {count(source.read, 'document')} read{bad}, {source.documents:,} good by themselves"]
+    lines = [f"{name}: {count(source.read, 'document')} read{bad}, {source.documents:,} kept"]
     if source.lines:
         lines.append(f"{name}: {count(sum(each.number for each in source.lines.values()), 'line')} removed:")
         lines += _said(source.lines)
@@ -96,26 +96,23 @@ def described(name: str, source: Progress) -> list[str]:
     if source.languages:
         ordered = sorted(source.languages, key=lambda language: (-source.languages[language], language))
         shares = some([f"{language} {source.languages[language]:,}" for language in ordered], _LANGUAGES)
-        lines.append(f"{name}: languages of what breaks no rule: {shares}")
+        lines.append(f"{name}: languages of documents that break no rule: {shares}")
     return [*lines, *lost_files(name, source)]
 
 
 def described_copies(state: Progress) -> list[str]:
     """What was removed since it is a copy, in lines."""
     number = sum(each.number for each in state.removed.values())
-    return [
-        f"{count(number, 'copy').removesuffix('s') if number == 1 else f'{number:,} copies'} removed:",
-        *_said(state.removed),
-    ]
+    return [f"{number:,} cop{'y' if number == 1 else 'ies'} removed{':' if number else ''}", *_said(state.removed)]
 
 
 def _said(removed: Mapping[str, Removed]) -> list[str]:
     return [removed[reason].said(reason) for reason in sorted(removed, key=lambda each: (-removed[each].number, each))]
 
 
-def card(run_name: str, made: Mapping[str, Progress], state: Progress) -> str:
+def card(run_name: str, subsets: Iterable[str], made: Mapping[str, Progress], state: Progress) -> str:
     """The corpus's README.md, as the Hub reads it: its subsets, what was removed, and by which rules."""
-    configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in made]
+    configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in subsets]
     said = [line for name, source in made.items() for line in described(name, source)]
     rules = [f"| {rule.name} | {kind} | {rule.source} |" for kind, rules in _RULES for rule in rules]
     return "\n".join(

@@ -1,8 +1,8 @@
-"""Which lines and documents are no prose: a fixed set of rules, each with its source. All are pure functions.
+"""The fixed rules for lines and documents, each with its source. All are pure functions.
 
-The limits hold for every language; those that count what spaces part do not hold for scripts without spaces. They come
-from C4 (Raffel et al. 2020), Gopher (Rae et al. 2021, table A1), RefinedWeb (Penedo et al. 2023), FineWeb and FineWeb-2
-(Penedo et al. 2024 and 2025).
+The limits are the same for every language; rules about the length of words and lines skip scripts without spaces. They
+come from C4 (Raffel et al. 2020), Gopher (Rae et al. 2021, table A1), RefinedWeb (Penedo et al. 2023), FineWeb and
+FineWeb-2 (Penedo et al. 2024 and 2025).
 """
 
 import re
@@ -20,7 +20,7 @@ _POLICY = re.compile(
     "terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies|lorem ipsum", re.IGNORECASE
 )
 _LONG = 1000
-_LONG_WORD = re.compile(rf"[^\s{''.join(f'{chr(first)}-{chr(last)}' for first, last in UNSPACED)}]{{{_LONG + 1}}}")
+_WORD = re.compile(rf"[^\s{''.join(f'{chr(first)}-{chr(last)}' for first, last in UNSPACED)}]+")
 _ENDS = frozenset(".!?…。！？｡।॥؟۔։။។༎།።፧᙮᠃᱾꓿\"'”’»)]）」』")
 """What a sentence ends with, in any script, or a quotation behind it."""
 _BULLETS = tuple("•●○■□▪▫*-–—")
@@ -31,18 +31,18 @@ _FEW_LINES = 5
 
 @dataclass(frozen=True)
 class Rule:
-    """A line, or a document, that breaks it goes."""
+    """A rule; a line or document that breaks it is removed."""
 
     name: str
-    """What is wrong with it, as people are told."""
+    """What is wrong, as users read it."""
     source: str
     broken: Callable[..., bool]
-    """By a line, or by `Document`."""
+    """Of a line (str) or a `Document`."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """What rules are about."""
+    """A document as rules see it."""
 
     text: str
     words: Words
@@ -62,7 +62,7 @@ class Document:
         return 2 * int(self.words.alone.sum()) < len(self.words.alone)
 
     def repeated(self, length: int) -> float:
-        """The share of characters in runs of so many words that have come before."""
+        """The share of characters in repeated runs of so many words."""
         if len(self.words.hashes) < length:
             return 0.0
         hashes, _ = grams(self.words, length)
@@ -75,7 +75,7 @@ class Document:
         return float(self.words.lengths[covered].sum() / self.words.lengths.sum())
 
     def commonest(self, length: int) -> float:
-        """The share of characters in the run of so many words that comes most often, if it comes twice."""
+        """The share of characters in the most frequent run of so many words, if it repeats."""
         if len(self.words.hashes) < length:
             return 0.0
         hashes, _ = grams(self.words, length)
@@ -90,14 +90,14 @@ def _share(items: Sequence[str], test: Callable[[str], bool]) -> float:
 
 
 def _again(items: Sequence[str]) -> tuple[float, float]:
-    """The share of items that have come before, and of their characters."""
+    """The share of repeated items, and of their characters."""
     more = Counter(items) - Counter(set(items))
     characters = sum(map(len, items))
     return more.total() / max(len(items), 1), sum(len(each) * n for each, n in more.items()) / max(characters, 1)
 
 
 def _too_repetitive(document: Document) -> bool:
-    # What longer runs cover, shorter ones cover too, and 0.10 is the smallest limit.
+    # Repeated runs of 5 cover all longer ones, and 0.10 is the smallest limit.
     return document.repeated(5) > 0.10 and any(document.repeated(n) > (20 - n) / 100 for n in range(5, 11))
 
 
@@ -105,7 +105,11 @@ LINE_RULES = (
     Rule("no letter", "RefinedWeb", lambda line: not any(map(str.isalpha, line))),
     Rule("JavaScript", "C4", lambda line: _SCRIPT.search(line) is not None),
     Rule("terms of use, cookies or lorem ipsum", "C4", lambda line: _POLICY.search(line) is not None),
-    Rule(f"a word of over {_LONG:,} characters", "C4", lambda line: _LONG_WORD.search(line) is not None),
+    Rule(
+        f"a word of over {_LONG:,} characters",
+        "C4",
+        lambda line: len(line) > _LONG and max(map(len, _WORD.findall(line)), default=0) > _LONG,
+    ),
 )
 DOCUMENT_RULES = (
     Rule("fewer than 50 words", "Gopher", lambda d: len(d.words.hashes) < 50),
@@ -156,7 +160,7 @@ DOCUMENT_RULES = (
 
 
 def clean_lines(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """A text without the lines that break a rule; and these, each with the rule's name. Blank lines stay."""
+    """The text without lines that break a rule, and the removed lines with their rule's name. Blank lines stay."""
     kept, removed = [], []
     for line in text.split("\n"):
         name = next((rule.name for rule in LINE_RULES if rule.broken(line)), None) if line.strip() else None

@@ -1,7 +1,7 @@
-"""Words of texts in any script as arrays of hashes: the units in which documents are judged and compared.
+"""Splits texts of any script into words, as arrays of hashes.
 
-A script that writes no spaces (Han, kana, Thai, Khmer ...) has a word for each character. Case and punctuation do not
-count. All texts of a batch go through numpy at once.
+In a script without spaces (Han, kana, Thai, Khmer ...) each character is a word. Case and punctuation do not count. All
+texts of a batch are split at once by numpy.
 """
 
 import unicodedata
@@ -52,7 +52,7 @@ class Words:
 
 
 def words_of(texts: Sequence[str]) -> Words:
-    """The words of each text; takes about 60 bytes of memory a character."""
+    """The words of each text; needs about 60 bytes of memory a character."""
     kind_of, value_of = _tables()
     codes = np.frombuffer("\n".join([*texts, ""]).encode("utf-32-le", "surrogatepass"), dtype="<u4")
     kinds = kind_of.take(codes, mode="clip")
@@ -76,8 +76,8 @@ def words_of(texts: Sequence[str]) -> Words:
 
 
 def grams(words: Words, length: int) -> tuple[Hashes, NDArray[np.int64]]:
-    """Hashes of every so many words that follow each other in a text, and where those of each text begin, with their
-    number at the end. A text with fewer words has one, of all of them."""
+    """Hashes of all runs of `length` words, and the offset of each text's first, with their number at the end. A text
+    with fewer words has one run, of all of them."""
     counts = np.diff(words.offsets)
     starts, total = words.offsets[:-1], len(words.hashes)
     found = np.zeros(total, dtype=np.uint64)
@@ -94,14 +94,14 @@ def grams(words: Words, length: int) -> tuple[Hashes, NDArray[np.int64]]:
 
 
 def mixed(values: Hashes) -> Hashes:
-    """Each bit of a value changes half of the result's: the last steps of SplitMix64."""
+    """Hashes of integers: the finalizer of SplitMix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def _sums(values: NDArray[Any]) -> NDArray[Any]:
-    """What stands before each value, summed up, and the sum of all."""
+    """Exclusive prefix sums, and the sum of all at the end."""
     kind = np.uint64 if values.dtype == np.uint64 else np.int64
     sums = np.zeros(len(values) + 1, dtype=kind)
     np.cumsum(values, out=sums[1:], dtype=kind)
@@ -110,7 +110,7 @@ def _sums(values: NDArray[Any]) -> NDArray[Any]:
 
 @cache
 def _tables() -> tuple[NDArray[np.uint8], Hashes]:
-    """The kind of each code point, and the number that it stands for, that of its lower case."""
+    """The kind of each code point, and a hash of its lower case."""
     kinds, lower = np.zeros(_END, dtype=np.uint8), np.arange(1, _END + 1, dtype=np.uint64)
     kind_of = {"L": _LETTER, "M": _LETTER, "N": _DIGIT}
     for code in range(_IDEOGRAPHS):

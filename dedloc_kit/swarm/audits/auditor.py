@@ -26,6 +26,8 @@ from dedloc_kit.swarm.trust.weight import claims_in
 
 ALARM_STEPS = 50
 """For so many steps after a conviction more is checked."""
+ALARM_SHARE = 0.3
+"""Of the contributions that are checked then, and of those of newcomers always."""
 MOST_UNSHOWN = 5
 """Whoever has not shown its work so often, of as many steps, with no audit passed in between, is sent away."""
 AUDITS_AT_ONCE, MAX_WAITING = 2, 16
@@ -76,7 +78,7 @@ class Auditor:
     @property
     def share(self) -> float:
         """Of the contributions that are checked now."""
-        return self._trust.share if self._alarm is None else self._trust.alarm_share
+        return self._trust.share if self._alarm is None else max(self._trust.share, ALARM_SHARE)
 
     @property
     def checks(self) -> Checks:
@@ -120,7 +122,7 @@ class Auditor:
         self._line.shutdown(wait=False, cancel_futures=True)
 
     def _drawn(self, peer: str, pledged: Pledged) -> bool:
-        share = max(self.share, self._trust.alarm_share if self._probation.untried(pledged) else 0.0)
+        share = max(self.share, ALARM_SHARE if self._probation.untried(pledged) else 0.0)
         return not self._spared(peer) and (peer in self._unshown or self._chance.random() < share)
 
     def _spared(self, peer: str) -> bool:

@@ -12,7 +12,7 @@ from dedloc_kit.swarm.trust.pledge import Pledged
 
 
 class Standing(Record):
-    """What the organizer signs of a peer that has passed as many checks as `trust.probation` says."""
+    """What the organizer signs of a peer that has passed `NEWCOMER_CHECKS` checks."""
 
     run_id: RunId
     peer: PeerId

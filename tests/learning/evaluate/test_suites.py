@@ -95,14 +95,14 @@ def test_figures_of_a_task_on_disk_are_those_of_lm_eval(
     causal: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = of_the_harness(causal, "near.yaml")
-    assert evaluate(causal, "--suite", "near.yaml", "--json", "out.json") == 0
-    (report,) = json.loads(Path("out.json").read_text())["suites"]
+    assert evaluate(causal, "--suite", "near.yaml", "--json") == 0
+    printed = capsys.readouterr()
+    (report,) = json.loads(printed.out)["suites"]
     assert report["trained"]["mean"] == own["acc,none"]
     assert report["trained"]["spread"] == own["acc_stderr,none"]
     assert report["samples"] == {"questions": len(QUESTIONS)}
     assert report["settings"]["task"] == "near"
-    said = capsys.readouterr().out
-    assert "accuracy of near in %" in said
+    assert "accuracy of near in %" in (said := printed.err)
     assert f"{100 * own['acc,none']:.2f} ± {100 * own['acc_stderr,none']:.2f}" in said
 
 
@@ -123,12 +123,13 @@ def test_a_suite_of_the_hub_is_asked_in_the_language_beside_a_model_of_the_hub(
         "--against",
         "them/other",
     ]
-    assert evaluate(*words, "--json", "out.json") == 0
-    (report,) = json.loads(Path("out.json").read_text())["suites"]
+    assert evaluate(*words, "--json") == 0
+    printed = capsys.readouterr()
+    (report,) = json.loads(printed.out)["suites"]
     for row, folder in ((report["trained"], causal), (report["against"]["them/other"], other)):
         own = of_the_harness(folder, "belebele_swh_Latn")
         assert (row["mean"], row["spread"]) == (own["acc,none"], own["acc_stderr,none"])
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(printed.err.split())
     assert "multiblimp has no questions in the language 'sw'; it is left out" in said
     assert "against them/other: " in said
     assert "accuracy of belebele_swh_Latn" in said
@@ -151,13 +152,15 @@ def test_a_group_is_scored_as_a_whole_with_tasks_in_files_beside_it(
     (here / "far.yaml").write_text(TASK.replace("task: near", "task: far").replace("walks near", "sees"))
     group = "group: places\ntask: [near, far]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
     (here / "places.yaml").write_text(group)
-    scores = []
+    scores, said = [], ""
     for suite in ("places.yaml", "near.yaml", "far.yaml"):
-        assert evaluate(causal, "--suite", suite, "--json", "out.json") == 0
-        (report,) = json.loads(Path("out.json").read_text())["suites"]
+        assert evaluate(causal, "--suite", suite, "--json") == 0
+        printed = capsys.readouterr()
+        said += printed.err
+        (report,) = json.loads(printed.out)["suites"]
         scores.append(report["trained"]["mean"])
     assert scores[0] == pytest.approx((scores[1] + scores[2]) / 2)
-    assert "24 questions" in capsys.readouterr().out
+    assert "24 questions" in said
 
 
 def test_what_is_no_share_is_shown_as_it_is(causal: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ def run_maker(folder: Path) -> Callable[..., RunConfig]:
 
     def made(name: str, **options: Any) -> RunConfig:
         if name == "swav":
-            run = swav_run.run_of(folder / "striped", **{"queue": 0, **options})
+            run = swav_run.run_of(folder / "striped", **{"queue_length": 0, **options})
             return run.model_copy(update={"microbatch": 8})
         if name == "text-to-image":
             return text_to_image_run.run_of(folder, **options)

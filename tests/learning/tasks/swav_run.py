@@ -7,12 +7,12 @@ from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
 
 TINY: dict[str, Any] = {
-    "picture_size": 16,
-    "large": {"count": 2, "size": 16, "scale": [0.5, 1.0]},
-    "small": {"count": 2, "size": 8, "scale": [0.2, 0.5]},
-    "distortion": {"blur": 0.0, "hue": 0.1},
+    "image_size": 16,
+    "global_crops": {"count": 2, "size": 16, "scale": [0.5, 1.0]},
+    "local_crops": {"count": 2, "size": 8, "scale": [0.2, 0.5]},
+    "augmentation": {"blur_probability": 0.0, "hue": 0.1},
     "epsilon": 0.05,
-    "queue": 32,
+    "queue_length": 32,
     "evaluation_samples": 64,
     "model": {
         "layer_type": "basic",
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
         "embedding_size": 8,
         "stem": "small",
         "projection": [16, 8],
-        "prototypes": 12,
+        "num_prototypes": 12,
     },
 }
 

@@ -56,7 +56,7 @@ def drawn(task: Any, model: nn.Module, batch: Batch, seed: int) -> list[float]:
         ("albert", {"model": {"attention_probs_dropout_prob": 0.1}}, "task.model.attention_probs_dropout_prob is 0.1"),
         ("causal", {"model": {"attention_dropout": 0.1}}, "task.model.attention_dropout is 0.1"),
         ("encoder", {"model": {"mlp_dropout": 0.2}}, "task.model.mlp_dropout is 0.2"),
-        ("swav", {"queue": 16}, "set task.queue to 0"),
+        ("swav", {"queue_length": 16}, "set task.queue_length to 0"),
     ],
 )
 def test_a_run_that_draws_on_the_device_or_remembers_says_what_is_against_checking_it(

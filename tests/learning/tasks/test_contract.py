@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
             case "bytes":
                 return bytes_run.run_of(folder / "bytes", **options)
             case "swav":
-                return swav_run.run_of(folder / "striped", **{"queue": 0, **options})
+                return swav_run.run_of(folder / "striped", **{"queue_length": 0, **options})
             case "text-to-image":
                 return text_to_image_run.run_of(folder, **options)
             case "chat":

@@ -91,7 +91,7 @@ def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
 
 
 def test_prototypes_get_no_gradient_while_they_are_frozen(folder: Path) -> None:
-    task, model = swav(folder, frozen_prototypes=3)
+    task, model = swav(folder, freeze_prototypes_steps=3)
     batch = next(batches(task))
     task.loss(model, task.prepare(batch), 2).mean.backward()
     assert model.prototypes.grad is None
@@ -132,7 +132,7 @@ def test_a_longer_prototype_does_not_score_higher(folder: Path) -> None:
 
 
 def test_the_queue_is_local_and_used_from_its_step_on(folder: Path) -> None:
-    (task, model), (late_task, _) = swav(folder), swav(folder, queue_from_step=6)
+    (task, model), (late_task, _) = swav(folder), swav(folder, queue_start_step=6)
     stream = batches(task)
     several = [next(stream) for _ in range(3)]
 
@@ -144,7 +144,7 @@ def test_the_queue_is_local_and_used_from_its_step_on(folder: Path) -> None:
     always, late = losses(task, 5, 5, 5), losses(late_task, 5, 5, 5)
     assert always[:2] == late[:2], "until it has filled up it changes nothing"
     assert always[2] != late[2]
-    assert losses(swav(folder, queue_from_step=6)[0], 5, 5, 6) == always
+    assert losses(swav(folder, queue_start_step=6)[0], 5, 5, 6) == always
     assert losses(task, 40) == always[:1], "who has caught up begins with an empty one"
 
 
@@ -300,8 +300,11 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"sizee": 1}, "task.sizee is not a known key"),
-        ({"large": {"count": 1, "size": 16, "scale": [0.5, 1.0]}}, "task.large.count must be at least 2"),
-        ({"small": {"count": 1, "size": 16, "scale": [0.9, 0.5]}}, "task.large.scale and small.scale are two shares"),
+        ({"global_crops": {"count": 1, "size": 16, "scale": [0.5, 1.0]}}, "task.global_crops.count must be at least 2"),
+        (
+            {"local_crops": {"count": 1, "size": 16, "scale": [0.9, 0.5]}},
+            "task.global_crops.scale and local_crops.scale are two shares",
+        ),
         ({"model": {"depths": [1]}}, "task.model.depths must have as many entries as task.model.hidden_sizes"),
         ({"temperature": 0}, "task.temperature: input should be greater than 0"),
     ],

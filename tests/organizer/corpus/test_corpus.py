@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,18 @@ def test_what_is_left_is_each_good_document_once_and_the_rest_is_told(tmp_path: 
     assert (made.documents, made.read) == (60, 69)
     assert made.characters == sum(map(len, [*first[:40], *second[1:21]]))
     for line in (
-        "one.jsonl: 47 documents read, 46 good by themselves",
+        "one.jsonl: 47 documents read, 46 kept",
         "one.jsonl: 1 line removed:",
         "  1: no letter, such as: 1",
         "  1: fewer than 50 words, such as: Too short.",
-        "two.jsonl: 22 documents read, 21 good by themselves",
+        "two.jsonl: 22 documents read, 21 kept",
         "7 copies removed:",
     ):
         assert line in display.lines
     said = "\n".join(display.lines)
-    assert f"1: half held-out text, or holding half of a held-out document, such as: {second[21][:20]}" in said
+    assert (
+        f"1: shares half of its text, or of a held-out document, with held-out text, such as: {second[21][:20]}" in said
+    )
     assert f"2: equal to an earlier document, such as: {first[7][:20]}" in said
     assert f"5: similar to an earlier document, such as: {first[0][:15]}" in said
     card = (tmp_path / "corpus" / "README.md").read_text()
@@ -98,8 +101,8 @@ def test_other_settings_or_other_data_begin_anew(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     with pytest.raises(UserError, match="no document is left"):
         make(run, tmp_path / "corpus", Display(), "bn")
-    killed(tmp_path, "files written", 2)
-    written(tmp_path / "one.jsonl", list(in_order(run.data.train[0], texts, warn=fail))[2:])
+    killed(tmp_path, "files written", 5)
+    written(tmp_path / "one.jsonl", list(in_order(run.data.train[0], texts, warn=fail))[25:])
     for name in ("corpus", "whole"):
         make(run, tmp_path / name, Display())
     assert content(tmp_path / "corpus") == content(tmp_path / "whole")
@@ -120,7 +123,7 @@ def test_only_the_languages_that_are_named_stay(tmp_path: Path) -> None:
     make(run, tmp_path / "corpus", display, "bn", "Olck")
     assert [len(read(tmp_path / "corpus", "one.jsonl")), (tmp_path / "corpus" / "two.jsonl").exists()] == [1, False]
     assert any("1: in the language zh, such as: 河边有一个小村庄" in line for line in display.lines)
-    assert any(line.startswith("two.jsonl: languages of what breaks no rule:") for line in display.lines)
+    assert any(line.startswith("two.jsonl: languages of documents that break no rule:") for line in display.lines)
     with pytest.raises(UserError, match="no language 'xx' can be told"):
         make(run, tmp_path / "other", Display(), "xx")
 
@@ -222,8 +225,22 @@ def test_the_command_cleans_and_says_how_a_run_reads_it(tmp_path: Path, capsys: 
         '[[data.train]]\ndataset = "corpus"\nsubset = "two.jsonl"\nweight = 0.5\n'
     )
     assert "7 copies removed:" in said.err
+    assert tomllib.loads(said.out[said.out.index("[[data.train]]\n") :])["data"]["train"][1]["weight"] == 0.5
     assert main(["prepare", "corpus", str(tmp_path / "run.toml")]) == 2
     assert "corpus exists already; remove it or choose another folder" in capsys.readouterr().err
+
+
+def test_a_source_of_which_nothing_is_left_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_in(tmp_path)
+    written(tmp_path / "two.jsonl", ["Too short."])
+    (tmp_path / "run.toml").write_text(TOML)
+    assert main(["prepare", "corpus", str(tmp_path / "run.toml")]) == 0
+    said = capsys.readouterr().out
+    assert "nothing is left of two.jsonl\n" in said
+    assert said.endswith('[[data.train]]\ndataset = "corpus"\nsubset = "one.jsonl"\n')
+    assert "two.jsonl/*.parquet" not in (tmp_path / "corpus" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,11 @@ def test_a_run_without_it_believes_all_claims() -> None:
     assert weighing(tiny_run(trust={"aggregator": "clip"}))(claims) == allowed(claims)
 
 
-def test_only_a_run_with_checks_and_open_to_all_puts_newcomers_on_probation_unless_it_says_so() -> None:
+def test_only_a_run_with_checks_and_open_to_all_puts_newcomers_on_probation() -> None:
     settings: list[tuple[dict[str, Any], str, int]] = [
         ({}, "open", 0),
-        ({"probation": 5}, "open", 0),
         ({"checks": "on"}, "open", 3),
         ({"checks": "on"}, "invite", 0),
-        ({"checks": "on", "probation": 5}, "invite", 5),
-        ({"checks": "on", "probation": 0}, "open", 0),
     ]
     for trust, access, needed in settings:
         run = tiny_run(trust=trust, access=access)

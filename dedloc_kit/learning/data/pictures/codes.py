@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from dedloc_kit.config.section import Section
+from dedloc_kit.config.section import PIXELS, Section, Unit
 from dedloc_kit.learning.data.sources.formats import Unusable
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_batches
@@ -32,18 +32,18 @@ _AGAIN = "write it again with: dedloc prepare images RUN.toml --shards"
 
 
 class PictureCodes(Section):
-    """What made the codes of a run's pictures: `task.pictures`."""
+    """The picture model that made the codes of a run's pictures."""
 
     model: str = Field(min_length=1)
     """The picture model: a published one, `OWNER/NAME@COMMIT`, or a folder beside the run's file."""
     codes: Annotated[int, Field(ge=2, le=65536)]
-    """How many different codes there are."""
-    side: Annotated[int, Field(ge=1, le=256)]
-    """Codes along each side of a picture."""
-    size: Annotated[int, Field(ge=8, le=1024)]
-    """Pixels along each side of a picture."""
+    """The number of different codes: the size of its codebook."""
+    side: Annotated[int, Field(ge=1, le=256), Unit("codes")]
+    """Height and width of a picture in codes."""
+    size: Annotated[int, Field(ge=8, le=1024), PIXELS]
+    """Height and width of a picture in pixels."""
     sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """Of the picture model's weights. `dedloc launch` puts it in; it stands in every shard."""
+    """SHA-256 of the picture model's weights; `dedloc launch` fills it in."""
 
     @model_validator(mode="after")
     def _whole_patches(self) -> "PictureCodes":

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dedloc_kit.config.section import Section
+from dedloc_kit.config.section import Section, Unit
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.pictures.images import Encoded, file_of, no_picture, sides
@@ -23,20 +23,23 @@ _SAFE = {"safe", "unlikely", "false", "no", "0"}
 
 
 class PictureSource(Section):
-    """A dataset of pictures with captions: `images.sources`."""
+    """A dataset of pictures with captions."""
 
     dataset: str = Field(min_length=1)
-    """A dataset on the Hub (`owner/name`) or a local folder or file."""
+    """A dataset on the Hub (`OWNER/NAME`), or a local folder or file."""
     subset: str | None = None
+    """The subset (configuration) of the dataset."""
     revision: str | None = None
+    """A commit, branch or tag of the dataset on the Hub."""
     split: str = "train"
+    """The split of the dataset."""
     column: str = "image"
-    """The column that holds the picture."""
+    """The column with the picture."""
     caption: str = "caption"
-    """The column that holds the words for it."""
+    """The column with the caption."""
     unsafe: str | None = None
-    """The column that marks what nobody wants to see, if there is one: true, a share of at least 0.5, or any word but
-    `unlikely`, `safe`, `no` and `false`. A row that says nothing is left out too."""
+    """The column that marks unsafe pictures, which are left out: true, at least 0.5, an empty value, or any word but
+    `unlikely`, `safe`, `no` and `false`."""
 
     @property
     def source(self) -> Source:
@@ -53,12 +56,11 @@ class Wanted(Section):
     """Which pictures are used, and which of them are held out."""
 
     held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    """The share of the captions that are kept from training, with all their pictures. Equal words stay together."""
-    min_characters: Annotated[int, Field(ge=1)] = 3
-    """Of a caption; shorter ones are left out."""
+    """The share of captions that are held out, with all their pictures."""
+    min_characters: Annotated[int, Field(ge=1), Unit("characters")] = 3
+    """The shortest caption; shorter ones are left out."""
     max_aspect: Annotated[float, Field(ge=1)] = 2.0
-    """The longer side of a picture over the shorter one; only the middle square is used, so narrow ones are left
-    out."""
+    """The greatest aspect ratio; narrower pictures are left out, as only the middle square is used."""
 
     def holds_out(self, caption: str) -> bool:
         """Whether pictures with these words are kept from training."""

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from dedloc_kit.config.loading import IMAGES, local, read_values
+from dedloc_kit.config.section import TOKENS
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION
 from dedloc_kit.learning.models.picture_model.captioned import PictureSource, Wanted
@@ -17,8 +18,9 @@ class Images(Wanted):
     """The section `images`."""
 
     sources: Annotated[tuple[PictureSource, ...], Field(min_length=1)]
-    caption_tokens: Annotated[int, Field(ge=1, le=MAX_CAPTION)] = 256
-    """Of a longer caption no more are kept."""
+    """The datasets of pictures with captions, as tables `[[images.sources]]`."""
+    caption_tokens: Annotated[int, Field(ge=1, le=MAX_CAPTION), TOKENS] = 256
+    """The longest caption in the shards; longer ones are cut."""
 
 
 def load_images(path: Path, overrides: Path | None = None) -> Images:

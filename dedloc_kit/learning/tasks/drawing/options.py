@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dedloc_kit.config.section import PositiveFloat, PositiveInt, Section
+from dedloc_kit.config.section import SAMPLES, TOKENS, PositiveFloat, PositiveInt, Section, Unit
 from dedloc_kit.learning.data.pictures.codes import MAX_CAPTION, PictureCodes
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.learning.data.tokenizers.tokenizer import Tokenization
@@ -21,17 +21,20 @@ class TransformerOptions(Section):
     """The shape of the transformer; the defaults are those of "Training Transformers Together"."""
 
     hidden_size: PositiveInt = 1024
+    """Width of the layers."""
     num_attention_heads: PositiveInt = 16
+    """The number of attention heads of a layer."""
     num_hidden_layers: PositiveInt = 64
+    """The number of layers."""
     num_shared_blocks: PositiveInt = 4
-    """Blocks that all layers but the last use in turn; the last has one of its own."""
+    """The number of blocks that all layers but the last use in turn; the last layer has a block of its own."""
     attention: tuple[Attention, ...] = Field(default=("row", "column", "row", "row"), min_length=1)
-    """What the layers look at beside the caption, in turn: the `full` picture, the same `row` or `column`, or what is
-    near (`convolution`)."""
+    """What the layers attend to beside the caption, in turn: the `full` picture, the same `row` or `column`, or a
+    neighbourhood (`convolution`)."""
     last_attention: Attention = "convolution"
-    """What the last layer looks at."""
-    kernel_size: Annotated[int, Field(ge=1)] = 11
-    """Of the kind `convolution`: half of so many codes up and to each side, an odd number."""
+    """What the last layer attends to."""
+    kernel_size: Annotated[int, Field(ge=1), Unit("codes")] = 11
+    """Height and width of the neighbourhood of `convolution`, an odd number."""
     tie_word_embeddings: bool = True
     """Whether the embeddings are the output layer too."""
 
@@ -56,39 +59,43 @@ class TransformerOptions(Section):
 
 
 class DrawingOptions(Section):
-    """How evaluations, and the model's users if they say nothing else, draw pictures."""
+    """How the evaluation samples pictures; also the default of the exported model."""
 
     top_k: PositiveInt = 40
-    """Each code is one of so many likeliest ones."""
+    """Each code is drawn from this many most likely ones."""
     temperature: PositiveFloat = 1.0
+    """Sampling temperature; lower values prefer likely codes."""
     guidance_scale: Annotated[float, Field(ge=0)] = 1.0
-    """1: as the model says; above, further away from what it says without the caption, in twice the time."""
+    """Classifier-free guidance: above 1 pictures follow the caption more closely, in twice the time."""
 
 
 class TextToImageOptions(Section):
     """The keys of `task` beside its name."""
 
     tokenizer: str = Field(min_length=1)
-    """A folder or a Hub repository."""
+    """The tokenizer of the captions: a folder, or `OWNER/NAME@COMMIT` of the Hub."""
     language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
-    """ISO 639 code of the captions, for the model's users."""
-    vocab_size: PositiveInt = 32_000
-    """Tokens, for the command that trains the tokenizer."""
+    """ISO 639 code of the captions, for the model card."""
+    vocab_size: Annotated[PositiveInt, TOKENS] = 32_000
+    """Size of the vocabulary that `dedloc prepare tokenizer` trains."""
     tokenization: Tokenization | None = None
-    """How that command makes it; see `tokenization_of`."""
+    """The kind of tokenizer that `dedloc prepare tokenizer` trains; by default `bpe`."""
     pictures: PictureCodes
-    caption_length: Annotated[int, Field(ge=2, le=MAX_CAPTION)] = 256
-    """Tokens; what is longer is cut."""
+    """The picture model, which turns pictures into codes and back."""
+    caption_length: Annotated[int, Field(ge=2, le=MAX_CAPTION), TOKENS] = 256
+    """The longest caption; longer ones are cut."""
     image_loss_weight: PositiveFloat = 7.0
-    """How much more the loss of the codes counts than that of the caption."""
+    """Weight of the loss of the codes, relative to that of the caption."""
     caption_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The share of samples that are learned without their caption, so that guidance works."""
-    evaluation_samples: Annotated[int, Field(ge=2)] = 256
-    """Held-out ones that the losses are measured on."""
-    ranking_samples: Annotated[int, Field(ge=0)] = 64
-    """Of those, so many are asked which of 16 captions is theirs; 0: none."""
+    """The share of samples that are learned without their caption, for classifier-free guidance."""
+    evaluation_samples: Annotated[int, Field(ge=2), SAMPLES] = 256
+    """The number of held-out samples on which the losses are measured."""
+    ranking_samples: Annotated[int, Field(ge=0), SAMPLES] = 64
+    """The number of held-out pictures for which the model picks their caption out of 16; 0: none."""
     drawing: DrawingOptions = DrawingOptions()
+    """How pictures are sampled."""
     model: TransformerOptions = TransformerOptions()
+    """The shape of the transformer."""
 
     def shape(self, tokens: int) -> Shape:
         """Of the transformer, for a vocabulary of so many tokens."""

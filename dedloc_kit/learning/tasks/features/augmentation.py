@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from dedloc_kit.config.section import PositiveInt, Section
+from dedloc_kit.config.section import PIXELS, PositiveInt, Section
 
 LEFT, TOP, WIDTH, HEIGHT, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = range(10)
 """The numbers of a crop: a box in shares of the picture, -1 for mirrored or 1, three factors, a turn of the hues
@@ -41,18 +41,21 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Crops(Section):
-    """Random crops of one size."""
+    """Random crops of one size, as tables `[task.global_crops]` and `[task.local_crops]`."""
 
     count: PositiveInt
-    size: Annotated[int, Field(ge=8)]
-    """Pixels along each side."""
+    """The number of crops of each picture."""
+    size: Annotated[int, Field(ge=8), PIXELS]
+    """Height and width of a crop."""
     scale: Annotated[tuple[float, float], Field(strict=False)]
-    """Smallest and largest area, as shares of the picture."""
+    """The smallest and the largest area of a crop before it is resized, as shares of the picture."""
 
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> "Crops":
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"large.scale and small.scale are two shares, the smaller one first, not {self.scale}")
+            raise ValueError(
+                f"global_crops.scale and local_crops.scale are two shares, the smaller first, not {self.scale}"
+            )
         return self
 
 
@@ -60,14 +63,19 @@ class Distortion(Section):
     """How crops are distorted; the defaults are SwAV's."""
 
     brightness: Share = 0.8
+    """Strength of the brightness jitter."""
     contrast: Share = 0.8
+    """Strength of the contrast jitter."""
     saturation: Share = 0.8
+    """Strength of the saturation jitter."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
-    """At most so much of a turn around the circle of hues."""
-    jitter: Share = 0.8
-    """The share of crops that the four above change."""
-    grayscale: Share = 0.2
-    blur: Share = 0.5
+    """Strength of the hue jitter, in turns of the colour circle."""
+    jitter_probability: Share = 0.8
+    """The share of crops whose colours are jittered."""
+    grayscale_probability: Share = 0.2
+    """The share of crops that become gray."""
+    blur_probability: Share = 0.5
+    """The share of crops that are blurred."""
 
 
 def draw_crops(
@@ -82,7 +90,7 @@ def draw_crops(
     widest = np.log(np.minimum(_ASPECT, 1 / area))
     ratio = np.exp(generator.uniform(-1, 1, shape) * widest)
     width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
-    jittered = generator.random(shape) < distortion.jitter
+    jittered = generator.random(shape) < distortion.jitter_probability
 
     def around_one(range_: float) -> NDArray[np.float64]:
         return np.where(jittered, generator.uniform(max(0.0, 1 - range_), 1 + range_, shape), 1.0)
@@ -94,10 +102,10 @@ def draw_crops(
     numbers[..., FLIP] = np.where(generator.random(shape) < 0.5, -1, 1)
     numbers[..., BRIGHTNESS] = around_one(distortion.brightness)
     numbers[..., CONTRAST] = around_one(distortion.contrast)
-    gray = generator.random(shape) < distortion.grayscale
+    gray = generator.random(shape) < distortion.grayscale_probability
     numbers[..., SATURATION] = np.where(gray, 0.0, around_one(distortion.saturation))
     numbers[..., HUE] = np.where(jittered, generator.uniform(-distortion.hue, distortion.hue, shape), 0.0)
-    blurred = generator.random(shape) < distortion.blur
+    blurred = generator.random(shape) < distortion.blur_probability
     numbers[..., SIGMA] = np.where(blurred, generator.uniform(*_SIGMAS, shape), 0.0)
     return numbers
 

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.config.section import PositiveInt, Section
+from dedloc_kit.config.section import SAMPLES, TOKENS, PositiveInt, Section
 from dedloc_kit.config.task import SEQUENCE_LENGTH, Source
 from dedloc_kit.learning.data.sources.formats import BadRow
 from dedloc_kit.learning.data.sources.patience import Warn
@@ -35,16 +35,17 @@ class TextOptions(Section):
     """The keys of `task` that every task of text has, beside its name."""
 
     tokenizer: str = Field(min_length=1)
-    """A folder or a Hub repository."""
+    """The tokenizer: a folder, or `OWNER/NAME@COMMIT` of the Hub."""
     language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
-    """ISO 639 code, such as `bn`: ALBERT goes by it where sentences end, others tell it to the model's users."""
-    vocab_size: PositiveInt = 32_000
-    """Tokens, for the command that trains the tokenizer."""
+    """ISO 639 code of the language, such as `bn`. `albert` splits sentences by it; others name it in the model card."""
+    vocab_size: Annotated[PositiveInt, TOKENS] = 32_000
+    """Size of the vocabulary that `dedloc prepare tokenizer` trains."""
     tokenization: Tokenization | None = None
-    """How that command makes it; see `tokenization_of`."""
-    sequence_length: Annotated[int, Field(ge=8)] = SEQUENCE_LENGTH
-    """Tokens in one sample, special ones included."""
-    evaluation_samples: PositiveInt = 256
+    """The kind of tokenizer that `dedloc prepare tokenizer` trains; by default `unigram` for `albert`, else `bpe`."""
+    sequence_length: Annotated[int, Field(ge=8), TOKENS] = SEQUENCE_LENGTH
+    """Length of a training sample, special tokens included."""
+    evaluation_samples: Annotated[PositiveInt, SAMPLES] = 256
+    """The number of held-out samples on which the loss is measured."""
 
 
 class TextTask(Task):

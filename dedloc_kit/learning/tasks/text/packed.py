@@ -41,14 +41,14 @@ class PackedOptions(TextOptions):
     """The keys of `task` that such a task has, beside its name."""
 
     architecture: str
-    """As transformers calls it."""
+    """The architecture, by its `model_type` in transformers."""
     model: dict[str, JsonValue] = Field(default={})
-    """Keys of the architecture's configuration class. The vocabulary is the tokenizer's."""
+    """The shape of the model: keys of the architecture's configuration class. The tokenizer gives `vocab_size`."""
     init_from: str | None = None
-    """The model that training goes on from: `OWNER/NAME@COMMIT` of the Hub, or a folder of the organizer's, which may
-    be that of a run. What is left out above, and the tokenizer, is as it has it."""
+    """The pretrained model to continue from: `OWNER/NAME@COMMIT` of the Hub, or a folder of the organizer, also that of
+    a run. It gives the architecture, the shape and the tokenizer where the file does not."""
     init_from_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Of a folder's configuration and weights."""
+    """SHA-256 of that model, where `init_from` is a folder; if it is missing an error message says it."""
 
     @model_validator(mode="before")
     @classmethod
