@@ -7,10 +7,11 @@ import pytest
 
 from dedloc_kit.cli.commands.launch import chosen
 from dedloc_kit.cli.main import main, parser
-from dedloc_kit.config.coordinator import TYPED, in_file_only, settings_beside, template
+from dedloc_kit.config.coordinator import TYPED, in_file_only, keys, settings_beside, template
 from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions, parsed
 from dedloc_kit.config.option import options_of
 from dedloc_kit.errors import UserError
+from tests.golden.reference import coordinator
 
 MOST_OPTIONS = 14
 FIELDS = {name: field for kind in (LaunchOptions, CoordinatorConfig) for name, field, _ in options_of(kind)}
@@ -48,6 +49,10 @@ def test_the_file_that_is_written_says_every_default(tmp_path: Path) -> None:
     with_defaults = [name for name, _ in lines if FIELDS[name].default is not None]
     uncommented = "\n".join(f"{name} = {value}" for name, value in lines if name in with_defaults)
     assert settings_beside(beside(tmp_path, uncommented)) == {name: FIELDS[name].default for name in with_defaults}
+
+
+def test_every_key_stands_in_the_reference() -> None:
+    assert re.findall(r"^\| `(\w+)`", coordinator(), re.MULTILINE) == [*keys()]
 
 
 def test_paths_are_seen_from_the_folder_of_the_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def settings_beside(run: Path) -> dict[str, Any]:
     file = run.parent / COORDINATOR_FILE
     if not file.exists():
         return {}
-    known, found = _keys(), read_toml(file)
+    known, found = keys(), read_toml(file)
     for name, value in found.items():
         if name not in known:
             raise UserError(f"{file}: {unknown_key((name,), list(known))}")
@@ -54,22 +54,23 @@ def settings_beside(run: Path) -> dict[str, Any]:
     return found
 
 
+def keys() -> dict[str, tuple[FieldInfo, Option]]:
+    """What the file may say, by name."""
+    found = (each for kind in (LaunchOptions, CoordinatorConfig) for each in options_of(kind))
+    return {name: (field, option) for name, field, option in found if name not in _ONCE}
+
+
 def in_file_only() -> list[str]:
     """The keys that are no options of the command."""
-    return [name for name in _keys() if name not in TYPED]
+    return [name for name in keys() if name not in TYPED]
 
 
 def template() -> str:
     """The file with every key as a comment, at its default."""
-    known = _keys()
+    known = keys()
     alone = [_lines(name, *known[name]) for name in in_file_only()]
     typed = [_lines(name, *known[name]) for name in known if name in TYPED]
     return "\n".join([_HEAD, *alone, _TYPED_TOO, *typed])
-
-
-def _keys() -> dict[str, tuple[FieldInfo, Option]]:
-    found = (each for kind in (LaunchOptions, CoordinatorConfig) for each in options_of(kind))
-    return {name: (field, option) for name, field, option in found if name not in _ONCE}
 
 
 def _lines(name: str, field: FieldInfo, option: Option) -> str:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from dedloc_kit.config.option import HIDDEN, Option
 from dedloc_kit.config.parts import MAX_STAGES
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.config.section import HUB_REPOSITORY, PLAIN_TEXT, PositiveInt, Section, Url
+from dedloc_kit.config.section import HUB_REPOSITORY, PLAIN_TEXT, STEPS, PositiveInt, Section, Unit, Url
 from dedloc_kit.errors import UserError
 from dedloc_kit.validation import describe
 
@@ -71,7 +71,7 @@ class PeerConfig(Section):
     listed: bool = False
     """Agree that the public invitation names where this machine is: others can then join through it; only if the
     organizer wants that too."""
-    until_step: Annotated[PositiveInt | None, Option(metavar="N")] = None
+    until_step: Annotated[PositiveInt | None, STEPS, Option(metavar="N")] = None
     """Leave after this global step."""
     export: Annotated[Path | None, HIDDEN] = None
     """A safetensors file that receives the parameters when this peer leaves."""
@@ -129,9 +129,9 @@ class CoordinatorConfig(PeerConfig):
     list_volunteers: bool = False
     """Let the public invitation name where volunteers are who agree to it: through them others can join while this
     machine is down."""
-    evaluate_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 10
+    evaluate_every: Annotated[PositiveInt, STEPS, Option(metavar="STEPS")] = 10
     """Global steps between two evaluations."""
-    checkpoint_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 1
+    checkpoint_every: Annotated[PositiveInt, STEPS, Option(metavar="STEPS")] = 1
     """Global steps between two checkpoints."""
     keep_checkpoints: Annotated[PositiveInt, Option(metavar="N")] = 3
     """How many of the newest checkpoints stay, beside the best one and the last of each of the last seven days."""
@@ -141,11 +141,11 @@ class CoordinatorConfig(PeerConfig):
     """Push model and training state to this repository of the Hub."""
     private: bool = False
     """Make that repository a private one."""
-    push_every: Annotated[PositiveInt, Option(metavar="STEPS")] = 50
+    push_every: Annotated[PositiveInt, STEPS, Option(metavar="STEPS")] = 50
     """Global steps between two pushes."""
-    serve_every: Annotated[int, Field(ge=0), Option(metavar="STEPS")] = 50
+    serve_every: Annotated[int, Field(ge=0), STEPS, Option(metavar="STEPS")] = 50
     """How often a language model's newest version is handed out to those who serve it; 0: never."""
-    stages_memory: Annotated[float | None, Field(ge=0), Option(metavar="GB")] = None
+    stages_memory: Annotated[float | None, Field(ge=0), Unit("GB"), Option(metavar="GB")] = None
     """Of a run in stages: hold so much of their state in memory and the rest in the folder; default: half of what is
     free."""
     suites: Annotated[Names, Option("NAMES", "names, with commas between them")] = ()
@@ -206,7 +206,7 @@ class LaunchOptions(PageOptions):
     """Ask newcomers to come later while so many train."""
     resume: Annotated[str | None, Option(metavar="WHERE")] = None
     """Start from this folder, file or OWNER/NAME[@REVISION] of the Hub."""
-    stall_minutes: Annotated[PositiveInt, Option(metavar="N")] = 30
+    stall_minutes: Annotated[PositiveInt, Unit("minutes"), Option(metavar="N")] = 30
     """Alert when no global step was done for so long."""
 
 

@@ -1,11 +1,8 @@
 """`dedloc init`: the folder of a run to be, made from a recipe: run.toml, coordinator.toml, a page, notebooks."""
 
-import json
-import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,22 +18,15 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.folder import new_folder
-from dedloc_kit.learning.data.sources.shards import loader_of
-from dedloc_kit.learning.data.sources.splits import files_in, split_of
 from dedloc_kit.learning.data.text.sentences import DEFAULT_LANGUAGE
 from dedloc_kit.notebook.generate import notebooks_to_be
+from dedloc_kit.organizer.init_plan import SOURCE, Plan, draws, held_out, learns_text, of_text, source_for
+from dedloc_kit.organizer.init_toml import run_toml
 from dedloc_kit.organizer.language_data import language_data, recommended, with_schedule
 from dedloc_kit.organizer.languages import are_known, find_languages, language_code
 from dedloc_kit.resources import recipe, recipes
 
-_HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
-"""The head of a section in a recipe, with the comments right above it."""
-_MARK = re.compile(r"\((?:language|data)\) ?")
-"""Marks what to change in a copy of a recipe."""
-_SOURCE = "DATASET[:SUBSET[:SPLIT]]"
 _TEMPLATE = Path(__file__).with_name("init.md")
-HELD_OUT = "test"
-"""The split that is held out where none is named."""
 PURPOSES = {
     "gpt": "a model that writes: it goes on with a text",
     "causal-pipeline": "the same, too big for any volunteer: each holds one of its stages",
@@ -50,37 +40,6 @@ PURPOSES = {
     "albert-demo": "a toy, to see how all this works",
 }
 """What each recipe is for, in the words of those who choose."""
-
-_DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
-_SHARDS = """\
-# `dedloc prepare tokens run.toml` turns it into token ids: volunteers then neither tokenize nor download as much.
-"""
-_PICTURES = """\
-# What it learns from: `column` and `caption` are where the pictures are and the words for them. Name with `unsafe` what
-# marks those that nobody wants to see.
-"""
-_NO_EVALUATION = """\
-# Held-out data, on which the coordinator measures what the model can do; without it there is the training loss alone.
-# [data.evaluation]
-# dataset = "OWNER/NAME"
-# split = "test"
-"""
-
-
-@dataclass
-class Plan:
-    """What the organizer says on the command line."""
-
-    name: str
-    recipe: str | None
-    datasets: list[str]
-    """Each as `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`."""
-    evaluation: str | None
-    language: str | None
-    """One or, after commas, several; without datasets it says which."""
-    about: str | None
-    start: str | None = None
-    """The model to go on from, `OWNER/NAME@COMMIT`, for a recipe that does."""
 
 
 def init(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Path:
@@ -97,8 +56,8 @@ def init(plan: Plan, tell: Callable[[str], None] = lambda _: None) -> Path:
         base = _completed(plan)
     except EOFError:
         raise UserError("there was no answer, so nothing is written") from None
-    sources = [_source_for(base, each, folder) for each in plan.datasets]
-    evaluation = _held_out(base, plan, sources, folder)
+    sources = [source_for(base, each, folder) for each in plan.datasets]
+    evaluation = held_out(base, plan, sources, folder)
     assert plan.recipe is not None
     filled = None
     if not sources and plan.language:
@@ -137,7 +96,7 @@ def next_commands(folder: Path) -> list[str]:
     run = load_run(path)
     options, check = run.task.options, f"dedloc check {path}"
     commands = [f"dedloc prepare tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
-    if _draws(run):
+    if draws(run):
         commands = [f"dedloc prepare images {path} --shards"]
     elif commands and "init_from" in options:
         commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
@@ -145,135 +104,6 @@ def next_commands(folder: Path) -> list[str]:
             model = str(options["init_from"]).partition("@")[0]
             check += f" --compare {model}    # what words of your own are worth, and where it begins with both"
     return [*commands, check, f"dedloc launch {path}"]
-
-
-def parse_source(text: str, column: str, folder: Path, split: str | None = None) -> Source:
-    """The source `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`; a local dataset's path is written as seen from `folder`.
-
-    Raises UserError with what is wrong.
-
-    :param split: where the text names none, unless it is a file or a folder that has no such split
-    """
-    where, equals, after = text.rpartition("=")
-    weighted = bool(equals) and re.fullmatch(r"\d*\.?\d+", after) is not None
-    dataset, subset, named, *more = [*(where if weighted else text).split(":"), "", ""]
-    if not dataset or any(more) or "=" in subset + named:
-        raise UserError(f"'{text}' is no dataset; write {_SOURCE}=WEIGHT, such as wikimedia/wikipedia:20231101.bn=0.23")
-    values: dict[str, object] = {"dataset": dataset, "column": column}
-    if (place := Path(dataset).expanduser()).exists():
-        values["dataset"] = os.path.relpath(place, folder)
-        split = split if split in _splits_in(place / subset) else None
-    elif re.fullmatch(HUB_REPOSITORY, dataset) is None:
-        raise UserError(f"there is no folder or file {dataset}, and on the Hub a dataset is called OWNER/NAME")
-    values |= {key: value for key, value in (("subset", subset), ("split", named or split)) if value}
-    if weighted:
-        values["weight"] = float(after)
-    try:
-        return Source.model_validate(values)
-    except ValidationError:
-        raise UserError(f"the weight of '{text}' must be more than 0") from None
-
-
-def _held_out(base: RunConfig, plan: Plan, sources: list[Source], folder: Path) -> Source | None:
-    """The named data, or else that of the first folder to train on that has some."""
-    if plan.evaluation or _draws(base):
-        return _source_for(base, plan.evaluation, folder, HELD_OUT) if plan.evaluation else None
-    for source in sources:
-        if HELD_OUT in _splits_in(Path(os.path.normpath(folder / source.dataset)) / (source.subset or "")):
-            return source.model_copy(update={"split": HELD_OUT, "weight": 1.0})
-    return None
-
-
-def _splits_in(folder: Path) -> set[str]:
-    """Of the data in a folder; nothing if it is none."""
-    return {split_of(path.relative_to(folder)) for path in files_in(folder) if loader_of(path)}
-
-
-def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | None) -> str:
-    """A recipe's run.toml with another name, another purpose and other data; all else, comments too, stays.
-
-    Where the data is made of pictures with captions, those are what changes.
-    """
-    of_captions = "[[images.sources]]" in text
-    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.cooldown"))
-    lines = text.splitlines(keepends=True)
-    text = _MARK.sub("", "".join(line for line in lines if not (line.startswith("#") and _MARK.search(line))))
-    starts = [match.start() for match in _HEADER.finditer(text)]
-    head, *sections = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
-    head = _with_value(_with_value(head, "name", plan.name), "about", plan.about or "")
-    parts = [f"# Made by `dedloc init` from the recipe {plan.recipe}; what follows are its comments.\n#\n"]
-    parts += [head.replace(f"called {plan.recipe}-", f"called {plan.name}-")]
-    for section in sections:
-        match = _HEADER.match(section)
-        assert match is not None
-        if match[1] == "task":
-            tokenizer = "tokenizer" if of_captions else None  # a published one knows its own languages alone
-            values = {"language": plan.language, "init_from": plan.start, "tokenizer": tokenizer}
-            for key, value in values.items():
-                section = _with_value(section, key, value) if value else section
-            parts.append(section)
-        elif match[1] == changed:  # where the first one was all of them come
-            if sources:
-                parts.append(_captioned(sources) if of_captions else _data(sources, evaluation, "\ntokenizer" in text))
-            sources = []
-        elif match[1] not in dropped:
-            parts.append(section)
-    return "".join(parts)
-
-
-def _with_value(text: str, key: str, value: str) -> str:
-    """A section with another text for a key; one that it lacks is put below its name."""
-    written = json.dumps(value, ensure_ascii=False)
-    changed, found = re.subn(rf'^({key} *= *)"[^"]*"', lambda match: match[1] + written, text, count=1, flags=re.M)
-    return (
-        changed if found else re.sub(r"^name *=.*\n", lambda match: f"{match[0]}{key} = {written}\n", text, flags=re.M)
-    )
-
-
-def _data(sources: list[Source], evaluation: Source | None, shards: bool) -> str:
-    parts = [_source_toml("[[data.train]]", source) for source in sources]
-    parts.append(_source_toml("[data.evaluation]", evaluation) if evaluation else _NO_EVALUATION)
-    return _DATA + (_SHARDS if shards else "") + "\n".join(parts) + "\n"
-
-
-def _captioned(sources: list[Source]) -> str:
-    return (
-        _PICTURES
-        + "\n".join(f'{_source_toml("[[images.sources]]", each)}caption = "caption"\n' for each in sources)
-        + "\n"
-    )
-
-
-def _source_toml(header: str, source: Source) -> str:
-    plain = Source(dataset=source.dataset).model_dump()
-    values = {key: value for key, value in source.model_dump().items() if key == "dataset" or value != plain[key]}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    return "\n".join([header, *lines]) + "\n"
-
-
-def _draws(base: RunConfig) -> bool:
-    """Whether it learns from codes of pictures, which are made of what the organizer names."""
-    return "pictures" in base.task.options
-
-
-def _of_text(base: RunConfig) -> bool:
-    """Whether it has a language."""
-    return "language" in base.task.options or isinstance(base.task.options.get("tokenizer"), str)
-
-
-def _learns_text(base: RunConfig) -> bool:
-    """Whether it learns from any text, rather than from pictures or conversations."""
-    return _of_text(base) and not _draws(base) and base.task.name != "chat"
-
-
-def _source_for(base: RunConfig, text: str, folder: Path, split: str | None = None) -> Source:
-    """As `parse_source`, for a recipe."""
-    column = base.data.train[0].column
-    column = "messages" if "," in column else column  # what a recipe's own dataset calls its prompts says nothing
-    source = parse_source(text, "image" if _draws(base) else column, folder, split)
-    if _draws(base) and source.weight != 1:
-        raise UserError(f"every picture is taken once, so '{text}' can have no weight; leave ={source.weight:g} out")
-    return source
 
 
 def _check_name(name: str) -> None:
@@ -303,18 +133,18 @@ def _completed(plan: Plan) -> RunConfig:
             console.print(f"  [bold]{name:12}[/bold] {escape(purpose)}")
         plan.recipe = Prompt.ask("Which one", choices=list(choices()), default="gpt", console=console)
     base = load_run(recipe(plan.recipe) / "run.toml")
-    of_text = _of_text(base)
-    if plan.language is not None and not of_text:
+    with_text = of_text(base)
+    if plan.language is not None and not with_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
     if plan.start is not None and "init_from" not in base.task.options:
         raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose continue or chat")
-    if _draws(base) and plan.evaluation is not None:
+    if draws(base) and plan.evaluation is not None:
         raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
     if plan.language is not None:
         language_code(plan.language)
-    lacking = not plan.datasets and not (plan.language and _learns_text(base))
+    lacking = not plan.datasets and not (plan.language and learns_text(base))
     if lacking and not at_terminal:
-        raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
+        raise UserError(f"say what to train on with --dataset {SOURCE}=WEIGHT, once for each dataset")
     if asking or lacking:
         _ask(plan, base, console)
     if plan.start:
@@ -351,27 +181,27 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
                 console.print(escape(str(error)))
 
     def check_source(answer: str) -> None:
-        _source_for(base, answer, Path(plan.name))
+        source_for(base, answer, Path(plan.name))
 
     if plan.about is None:
         plan.about = prompt("What is it for? A sentence for volunteers")
-    if plan.language is None and _of_text(base):
+    if plan.language is None and of_text(base):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = prompt("Its language, as ISO 639 code or English name", usual, language_code)
     if plan.start is None and "init_from" in base.task.options:
         console.print(f"The recipe goes on from {public_name(str(base.task.options['init_from']))}")
         plan.start = prompt("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
-    known = _learns_text(base) and are_known(plan.language or "")
+    known = learns_text(base) and are_known(plan.language or "")
     if not plan.datasets:
         nothing = "no answer takes what is known of the language" if known else "nothing ends the list"
-        console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; {nothing}")
+        console.print(f"What to train on: {escape(SOURCE)}=WEIGHT, on the Hub or a folder; {nothing}")
     while not plan.datasets:
         while answer := prompt(f"Dataset {len(plan.datasets) + 1}", check=check_source):
             plan.datasets.append(answer)
         if known:
             break
-    if plan.evaluation is None and not _draws(base):
-        question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing for the split test of a folder above"
+    if plan.evaluation is None and not draws(base):
+        question = f"Held-out data to measure on, {escape(SOURCE)}; nothing for the split test of a folder above"
         plan.evaluation = prompt(question, check=check_source) or None
 
 

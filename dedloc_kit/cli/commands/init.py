@@ -46,7 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.config.loading import load_run
     from dedloc_kit.config.section import public_name
-    from dedloc_kit.organizer.init import Plan, init, next_commands
+    from dedloc_kit.organizer.init import init, next_commands
+    from dedloc_kit.organizer.init_plan import Plan
 
     plan = Plan(
         options.name,
