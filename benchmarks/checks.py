@@ -26,8 +26,8 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.task import Source
 from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.machine.hardware import cores
 from dedloc_kit.machine.home import home
-from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution

@@ -30,7 +30,7 @@ import requests
 
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
 from dedloc_kit.records.steps import Contribution, GlobalStep

@@ -1,4 +1,4 @@
-"""How much memory does a volunteer take? The rule in `dedloc_kit/machine/needs.py` comes from here.
+"""How much memory does a volunteer take? The rule in `dedloc_kit/machine/memory_model.py` comes from here.
 
 A coordinator and two volunteers on this machine, for each number of parameters anew; the second volunteer comes when
 the first has taken a step, so that one gives the training state and the other receives it. Counted are all processes
@@ -25,7 +25,7 @@ from benchmarks.lib.forked import session_memory
 from benchmarks.lib.peers import Peer, end_on_signal, start_coordinator, start_volunteer
 from benchmarks.lib.task import SPREAD, simulated_run
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import memory_needed
+from dedloc_kit.machine.memory_model import memory_needed
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 

@@ -27,7 +27,7 @@ from urllib.request import urlopen
 
 from benchmarks.lib.attackers import ATTACKS
 from benchmarks.lib.peers import Peer, end_on_signal, start_volunteer, step_of
-from dedloc_kit.access.office import invite
+from dedloc_kit.access.admission import invite
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation

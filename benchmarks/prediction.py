@@ -21,8 +21,8 @@ from dedloc_kit.config.places import local_copies
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.console import Console
 from dedloc_kit.events import Rehearsed
+from dedloc_kit.machine.hardware import cores
 from dedloc_kit.machine.home import home
-from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.check import rehearse
 from dedloc_kit.organizer.plan import traffic_of
 from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, predict

@@ -13,13 +13,13 @@ from dedloc_kit.config.parts import MAX_STAGES
 from dedloc_kit.config.section import HUB_REPOSITORY, PLAIN_TEXT
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
+from dedloc_kit.known_peers import own_id
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.machine.text_files import read_text
-from dedloc_kit.memory import own_id
 from dedloc_kit.records.contributors import Standing
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Refusal

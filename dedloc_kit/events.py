@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from dedloc_kit.config.parts import MAX_STAGES
+from dedloc_kit.experts_state import ExpertHost, ExpertLayer, held
 from dedloc_kit.fetching import arrived
-from dedloc_kit.grid import ExpertHost, ExpertLayer, held
-from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
+from dedloc_kit.pipeline_state import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
 from dedloc_kit.records.experts import MAX_ASSIGNED_HOSTS
 from dedloc_kit.records.orders import Announcement, Checks, Decay
 from dedloc_kit.records.progress import Progress

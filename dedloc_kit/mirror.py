@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dedloc_kit.client import NoAnswer, find_invitation, repository_of
 from dedloc_kit.config.machine import PeerConfig
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined

@@ -35,8 +35,8 @@ from dedloc_kit.fetching import tell_downloads
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.machine.logs import Warnings
+from dedloc_kit.machine.preflight import check_surroundings
 from dedloc_kit.machine.private import make_private, open_private
-from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServerConfig
 

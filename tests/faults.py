@@ -31,7 +31,7 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.streams.link import Link
 from dedloc_kit.swarm.averaging.streams.messages import Says
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.rounds.receipts import decay_order
+from dedloc_kit.swarm.rounds.finished_step import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
 
 

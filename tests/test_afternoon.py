@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dedloc_kit.access.office import invite
+from dedloc_kit.access.admission import invite
 from dedloc_kit.client import fetch_state
 from dedloc_kit.learning.data.tokenizers.special_tokens import CAUSAL
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer

@@ -21,8 +21,8 @@ ORDER = (
     {"keys", "machine", "resources", "pretrained"},
     {"config", "distribution", "regions", "fetching"},
     {"records"},
-    {"serving", "pipeline", "grid"},
-    {"events", "memory", "hub", "pipe"},
+    {"serving", "pipeline_state", "experts_state"},
+    {"events", "known_peers", "hub", "pipe"},
     {"client", "display", "bucket"},
     {"learning.types"},
     {"learning.data", "learning.train"},
@@ -34,7 +34,7 @@ ORDER = (
     {"export"},
     {"access"},
     {"swarm"},
-    {"mixing"},
+    {"expert_runtime"},
     {"coordinator"},
     {"roles"},
     {"worker"},
@@ -68,9 +68,21 @@ INNER = {
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "config", "distribution", "records", "events"),
-    *("memory", "hub", "bucket", "client", "display", "regions", "steering", "access", "serving", "pipeline", "grid"),
+    *(
+        "known_peers",
+        "hub",
+        "bucket",
+        "client",
+        "display",
+        "regions",
+        "steering",
+        "access",
+        "serving",
+        "pipeline_state",
+        "experts_state",
+    ),
 }
-ROLES = {"swarm", "ledger", "mixing", "coordinator", "roles"}
+ROLES = {"swarm", "ledger", "expert_runtime", "coordinator", "roles"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

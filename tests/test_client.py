@@ -20,12 +20,12 @@ from dedloc_kit.client import (
     keep_invitation,
     kept_invitation,
 )
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Peers, PeerSeen
+from dedloc_kit.known_peers import Memory
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import check_organizer
-from dedloc_kit.memory import Memory
 from dedloc_kit.records.steps import GlobalStep
 from tests.commands import dedloc
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited

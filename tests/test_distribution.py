@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit import distribution
-from dedloc_kit.dashboard.routes import entrance
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.routes import join_routes
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.version import __version__
@@ -111,7 +111,7 @@ def test_pip_installs_the_wheel_and_then_again_only_if_its_content_has_changed(
     python = make_environment(tmp_path / "environment", "--without-pip") / "python"
     served = running_wheel()
     for content, installs in ((served, True), (served, False), (small_wheel(2), True)):
-        monkeypatch.setattr(entrance, "running_wheel", lambda content=content: content)
+        monkeypatch.setattr(join_routes, "running_wheel", lambda content=content: content)
         options = ("--no-deps", "--no-compile", f"{coordinator.url}/wheel/{content.pinned}")
         told = run(sys.executable, "-m", "pip", "--python", python, "install", *options, folder=tmp_path)
         assert (f"Successfully installed dedloc-kit-{content.version}" in told) == installs
@@ -147,7 +147,7 @@ def test_what_a_man_in_the_middle_puts_into_the_wheel_is_refused(
     coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     coordinator.start()
     wheel = small_wheel(1)
-    monkeypatch.setattr(entrance, "running_wheel", lambda: wheel)
+    monkeypatch.setattr(join_routes, "running_wheel", lambda: wheel)
     bare, pinned = (f"{coordinator.url}/wheel/{name}" for name in (wheel.name, wheel.pinned))
 
     def install(url: str, folder: str, environment: Mapping[str, str]) -> str:

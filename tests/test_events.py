@@ -4,7 +4,7 @@ import pytest
 
 from dedloc_kit import events
 from dedloc_kit.display.terminal import RunDisplay
-from dedloc_kit.grid import ExpertHost, ExpertLayer
+from dedloc_kit.experts_state import ExpertHost, ExpertLayer
 from dedloc_kit.records.orders import Announcement
 from dedloc_kit.records.steps import GlobalStep
 from tests.dashboard.staged_run import LIMITED

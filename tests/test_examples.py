@@ -16,7 +16,7 @@ import dedloc_kit
 from dedloc_kit.client import fetch_state
 from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.config.places import local_copies
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.machine.home import remember_copies
 from dedloc_kit.notebook.status import RunStatus
 from dedloc_kit.organizer.launch import Coordinator

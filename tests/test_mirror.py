@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from dedloc_kit.client import fetch_invitation, fetch_measured
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.evaluation import Evaluation
 from tests.commands import assert_refused, dedloc, running

@@ -21,8 +21,8 @@ from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.labels import PLACES, TARGETS
-from dedloc_kit.learning.data.loader import Loader
 from dedloc_kit.learning.data.pictures.codes import Captioned, PictureCodes, write_code_shards
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.learning.models.packed_attention import BOUNDS
 from dedloc_kit.learning.task import Batch, Task, create_task

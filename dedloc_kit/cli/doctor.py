@@ -13,13 +13,13 @@ from dedloc_kit.client import fetch_invitation, fetch_state
 from dedloc_kit.display.human import size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Reached
+from dedloc_kit.known_peers import of_first_peers, recall
 from dedloc_kit.machine.account import who_am_i
 from dedloc_kit.machine.dialling import own_address
+from dedloc_kit.machine.hardware import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.machine.ports import advice
+from dedloc_kit.machine.preflight import obstacles
 from dedloc_kit.machine.proxies import proxy_obstacle
-from dedloc_kit.machine.surroundings import obstacles
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
-from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
 

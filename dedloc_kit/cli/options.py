@@ -64,7 +64,7 @@ def add_code(parser: argparse.ArgumentParser) -> None:
 
 def code_for(options: argparse.Namespace) -> str:
     """The personal code for the run of `options.invitation`, as `--code-file` says; empty if none is needed."""
-    from dedloc_kit.access.personal_code import personal_code
+    from dedloc_kit.access.own_code import personal_code
 
     return personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
 

@@ -53,9 +53,9 @@ _RUN = (
         "run.cooldown",
     ),
     Command(
-        "kick", "send a volunteer away, by its id or name as the live page shows it", "runs/RUN-ID bob", "run.peers"
+        "kick", "send a volunteer away, by its id or name as the live page shows it", "runs/RUN-ID bob", "run.kick"
     ),
-    Command("unban", "let a volunteer come back that was kicked", "runs/RUN-ID bob", "run.peers"),
+    Command("unban", "let a volunteer come back that was kicked", "runs/RUN-ID bob", "run.kick"),
     Command(
         "announce",
         "show a message to all volunteers and viewers; an empty one removes it",

@@ -18,25 +18,25 @@ from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.coordinator.auditing import Auditing
+from dedloc_kit.coordinator.durability import LastingRecord, Outage, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.evaluator import Evaluator
 from dedloc_kit.coordinator.exporting import check_published, export, why_unwritten
-from dedloc_kit.coordinator.lasting import LastingRecord, Outage, check_key, despite_a_full_disk
 from dedloc_kit.coordinator.model_folder import ModelFolder
+from dedloc_kit.coordinator.pipeline_coordinator import StagedPeer, connected_to_all
+from dedloc_kit.coordinator.publishing.bucket_uploading import Uploader
 from dedloc_kit.coordinator.publishing.publisher import Publisher
-from dedloc_kit.coordinator.publishing.uploading import Uploader
 from dedloc_kit.coordinator.resuming import begin, credit, resume
 from dedloc_kit.coordinator.saving import Saving
-from dedloc_kit.coordinator.staged import StagedPeer, connected_to_all
 from dedloc_kit.coordinator.suites import Suites, check_suites
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.expert_runtime import HostNews, hosting
 from dedloc_kit.experts.state import MixedState
+from dedloc_kit.known_peers import Memory, recall
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.computing.device import pick_devices, usable_devices
 from dedloc_kit.learning.train.state.checkpoint import load
 from dedloc_kit.ledger import Conviction
-from dedloc_kit.memory import Memory, recall
-from dedloc_kit.mixing import HostNews, hosting
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo

@@ -14,8 +14,8 @@ import torch
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.seeds import seed_of
-from dedloc_kit.coordinator.lasting import LastingRecord, despite_a_full_disk
-from dedloc_kit.coordinator.start_line import measure_start
+from dedloc_kit.coordinator.baseline_eval import measure_start
+from dedloc_kit.coordinator.durability import LastingRecord, despite_a_full_disk
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.experts.state import MixedState

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dedloc_kit.coordinator.lasting import LastingRecord, Outage
+from dedloc_kit.coordinator.durability import LastingRecord, Outage
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
+from dedloc_kit.expert_runtime import PAUSES
 from dedloc_kit.experts.state import MixedState
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.mixing import PAUSES
 from dedloc_kit.records.steps import GlobalStep
 
 

@@ -22,7 +22,7 @@ from dedloc_kit.learning.train.computing.card import Card, samples_in
 from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
-from dedloc_kit.machine.needs import StageMemory
+from dedloc_kit.machine.memory_model import StageMemory
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _SHORT = 64

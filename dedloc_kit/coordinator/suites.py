@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from pydantic import ValidationError
 
 from dedloc_kit.config.machine import CoordinatorConfig
-from dedloc_kit.coordinator.lasting import despite_a_full_disk
+from dedloc_kit.coordinator.durability import despite_a_full_disk
 from dedloc_kit.coordinator.suite_process import Job
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned

@@ -28,7 +28,7 @@ from dedloc_kit.inference.answering import ChatModel
 from dedloc_kit.inference.turns import Told
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.train.computing.device import pick_device
-from dedloc_kit.machine.survey import free_bytes, free_memory
+from dedloc_kit.machine.hardware import free_bytes, free_memory
 from dedloc_kit.pretrained import CONFIG, load_weights
 
 _MAX_CONFIG_BYTES = 2**20

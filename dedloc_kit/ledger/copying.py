@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger.filling import fill
+from dedloc_kit.ledger.import_worker import fill
 from dedloc_kit.ledger.ledger import Ledger
 from dedloc_kit.ledger.tables import VERSION_KEY, columns_of, read_query, read_snapshot, table_names, write_parquet
 

@@ -13,8 +13,8 @@ from typing import IO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.preflight import user_home
 from dedloc_kit.machine.private import make_private
-from dedloc_kit.machine.surroundings import user_home
 
 DRIVE = Path("/content/drive/MyDrive")
 """A volunteer's Google Drive on Colab, once it is mounted."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import StageMemory
-from dedloc_kit.machine.survey import Gpu, Machine, chosen, free_memory, gigabytes, more_memory
+from dedloc_kit.machine.hardware import Gpu, Machine, chosen, free_memory, gigabytes, more_memory
+from dedloc_kit.machine.memory_model import StageMemory
 
 ONLY_DRIVE = "to give data and a line alone, join with `dedloc join --drive-only` or `join(..., drive_only=True)`"
 

@@ -5,14 +5,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.access.own_code import personal_code
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.chat_commands import save, typed
 from dedloc_kit.inference.kinds import kind_of
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.machine.account import token
 from dedloc_kit.notebook.conversing import PROMPT, REFRESH_SECONDS, Interrupts, Lines, View, converse, watch
-from dedloc_kit.notebook.taking_part import SECRETS, has_front_end, platform
+from dedloc_kit.notebook.launcher import SECRETS, has_front_end, platform
 
 if TYPE_CHECKING:
     from dedloc_kit.inference.chat import Chat

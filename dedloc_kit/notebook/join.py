@@ -5,7 +5,7 @@ from typing import Any
 
 from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.notebook.keywords import keywords_of
-from dedloc_kit.notebook.taking_part import Participation, take_part
+from dedloc_kit.notebook.launcher import Participation, take_part
 from dedloc_kit.session.training_session import TrainingSession
 
 

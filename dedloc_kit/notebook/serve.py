@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.notebook.keywords import keywords_of
-from dedloc_kit.notebook.taking_part import Participation, take_part
+from dedloc_kit.notebook.launcher import Participation, take_part
 from dedloc_kit.serving.config import ServerConfig
 from dedloc_kit.session.serving_session import ServingSession
 

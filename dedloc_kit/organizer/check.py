@@ -21,8 +21,8 @@ from dedloc_kit.display.helping import LITTLE, Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
-from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
-from dedloc_kit.machine.survey import cores
+from dedloc_kit.machine.hardware import cores
+from dedloc_kit.machine.memory_model import gpu_memory_needed, lender_memory_needed, memory_needed
 from dedloc_kit.organizer.experts import Hosts, describe_experts, describe_hosts
 from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.plan import describe_plan, halved, plan_of

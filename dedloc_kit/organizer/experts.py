@@ -8,7 +8,7 @@ from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.human import count, rate, size
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
+from dedloc_kit.machine.memory_model import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
 from dedloc_kit.organizer.pipeline import VALUE_BYTES
 from dedloc_kit.organizer.prediction import Volunteers, read_line
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE

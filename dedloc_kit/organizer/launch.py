@@ -15,16 +15,16 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, PushFailed, Warned
 from dedloc_kit.hub import HubUnavailable, Repository, training_state
 from dedloc_kit.keys import IDENTITY_FILE, read_key
+from dedloc_kit.known_peers import of_first_peers, take_over
 from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
-from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation

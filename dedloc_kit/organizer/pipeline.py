@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.events import Rehearsed, StageCost
-from dedloc_kit.machine.needs import StageMemory
+from dedloc_kit.machine.memory_model import StageMemory
 from dedloc_kit.organizer.prediction import COLLABORATING, DAY, DEVICES, HERE, LAPTOP, ROUND_SECONDS, Volunteers
 from dedloc_kit.organizer.round_time import SHARE_OF_LINE, Line, round_time
 

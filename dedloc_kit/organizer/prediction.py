@@ -9,7 +9,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.display.helping import Helpers
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
-from dedloc_kit.machine.needs import gpu_memory_needed
+from dedloc_kit.machine.memory_model import gpu_memory_needed
 from dedloc_kit.organizer.round_time import STAY, Line, round_time
 
 DAY = 86_400.0
@@ -22,7 +22,7 @@ MOST_FOR_NEWCOMERS = 0.5
 """Of the lines of those who average: rounds and newcomers share them alike."""
 UPLOADS = 5.0
 """Averages that the coordinator sends to the run's bucket for each step: each of them, and a state whenever they weigh
-a quarter of it (`coordinator/publishing/uploading.py`)."""
+a quarter of it (`coordinator/publishing/bucket_uploading.py`)."""
 COLLABORATING = 0.9
 """Of what a peer computes alone, what is left beside the swarm's own work: an estimate."""
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, RootModel, Validatio
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.data_issues import HOPELESS, Losses
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
-from dedloc_kit.learning.data.sources.losses import HOPELESS, Losses
 from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
 from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import numbered_texts

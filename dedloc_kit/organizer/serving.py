@@ -9,9 +9,9 @@ from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Failed, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.keys import IDENTITY_FILE, read_key
+from dedloc_kit.known_peers import of_first_peers
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
-from dedloc_kit.memory import of_first_peers
 from dedloc_kit.organizer.launch import write_invitation
 from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import Invitation

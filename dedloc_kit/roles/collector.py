@@ -17,9 +17,9 @@ from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.coordinator.publishing.copies import Copies
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone
+from dedloc_kit.known_peers import Memory, initial_peers
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Announcement, Checks, Instructions
 from dedloc_kit.swarm.observer import Finished, Observer, watching

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.known_peers import DataRead, ReadUpTo, data_read
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Position
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.tasks.batches import DECAY_START, TRAIN_START, Batches, Feed, seed_for
-from dedloc_kit.memory import DataRead, ReadUpTo, data_read
 
 
 def feed_of(

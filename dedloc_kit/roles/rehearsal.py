@@ -50,8 +50,8 @@ from dedloc_kit.learning.train.computing.microbatch import (
 )
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.roles.data_check import survey
 from dedloc_kit.roles.overlap import Fingerprints
-from dedloc_kit.roles.survey import survey
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 
 _BATCHES = 4

@@ -18,9 +18,9 @@ from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Served, ServerSeen, State, Warned, telling_loaded
+from dedloc_kit.known_peers import Memory, initial_peers, recall
 from dedloc_kit.learning.train.computing.device import describe_device, pick_devices, set_threads
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ModelVersion, ServerConfig, served_by_swarm
 from dedloc_kit.serving.offer import MAX_VERSIONS, Serving

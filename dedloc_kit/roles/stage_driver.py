@@ -16,16 +16,16 @@ from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
-from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.known_peers import Memory, initial_peers, recall
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.task import Task
 from dedloc_kit.learning.tasks.batches import Feed, loader_of
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Decay
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.roles.data import feed_of, positions_of
-from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
+from dedloc_kit.roles.supervision import Lost, Organizer, Twin, await_driving_twin, tell_of_bare, tell_reach
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.peer import DrivingPeer, connected_to_drive

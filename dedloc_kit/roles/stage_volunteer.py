@@ -17,16 +17,25 @@ from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.coordinator.stage_costs import expected_memory, full_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
+from dedloc_kit.known_peers import Memory, initial_peers, recall
 from dedloc_kit.learning.task import Loss, StageTask, Task, create_task
 from dedloc_kit.learning.train.computing.card import Computed
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
+from dedloc_kit.machine.hardware import machine_at
 from dedloc_kit.machine.stage_room import stages_that_fit
-from dedloc_kit.machine.survey import machine_at
-from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.roles.data import feed_of, positions_of
-from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, tell_of_bare, telling_steps
+from dedloc_kit.roles.supervision import (
+    Lost,
+    Organizer,
+    Twin,
+    await_twin,
+    introduce,
+    remember,
+    tell_of_bare,
+    telling_steps,
+)
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages

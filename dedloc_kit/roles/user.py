@@ -30,8 +30,8 @@ from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, State, Warned, telling_loaded
+from dedloc_kit.known_peers import Memory, initial_peers
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swarm

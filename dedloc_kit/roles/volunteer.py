@@ -15,7 +15,9 @@ from dedloc_kit.config.places import with_copies
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, Warned, telling_loaded
-from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.expert_runtime import Mixing, Unmixed, asking, room_for_experts
+from dedloc_kit.known_peers import Memory, initial_peers, recall
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.batches import loader_of
 from dedloc_kit.learning.train.computing.cards import Callbacks, Cards
@@ -23,15 +25,13 @@ from dedloc_kit.learning.train.computing.compiling import compiler
 from dedloc_kit.learning.train.computing.microbatch import largest_microbatch
 from dedloc_kit.learning.train.state.checkpoint import save
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.mixing import Mixing, Unmixed, asking, room_for_experts
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
+from dedloc_kit.roles.auxiliary_peer import lender
 from dedloc_kit.roles.data import feed_of, positions_of
-from dedloc_kit.roles.lender import lender
-from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.roles.stage_driver import stage_driver
 from dedloc_kit.roles.stage_volunteer import stage_volunteer
+from dedloc_kit.roles.supervision import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.config.machine import JoinOptions, parsed
 from dedloc_kit.errors import UserError
+from dedloc_kit.known_peers import initial_peers
+from dedloc_kit.machine.hardware import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.machine.home import known_copies, next_session
 from dedloc_kit.machine.meters import Meters
 from dedloc_kit.machine.proxies import proxy_obstacle
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
-from dedloc_kit.memory import initial_peers
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.supervisor import Notice, Resting

@@ -26,12 +26,12 @@ from dedloc_kit.events import (
     StepDone,
     Warned,
 )
-from dedloc_kit.grid import named as named_experts
-from dedloc_kit.grid import single, unkept
-from dedloc_kit.pipeline import accused, held_by, named
+from dedloc_kit.experts_state import named as named_experts
+from dedloc_kit.experts_state import single, unkept
+from dedloc_kit.pipeline_state import accused, held_by, named
 from dedloc_kit.records.record import Record, Time
+from dedloc_kit.steering.debounce import Settled
 from dedloc_kit.steering.journal import Journal
-from dedloc_kit.steering.settled import Settled
 
 SPIKE_SPREADS = 8.0
 """A loss so many standard deviations above the recent median is a spike."""

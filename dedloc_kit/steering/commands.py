@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.known_peers import own_id
 from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
-from dedloc_kit.memory import own_id
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import PEER_ID, Count, Record
 from dedloc_kit.steering.orders import OrderBook, Rewinding

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.records.orders import Announcement, RateFactor
 from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, Time
-from dedloc_kit.steering.followed import Followed
+from dedloc_kit.steering.cached_file import Followed
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
 

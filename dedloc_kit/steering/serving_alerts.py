@@ -9,8 +9,8 @@ from pathlib import Path
 from dedloc_kit.events import AnyEvent, Failed, Served
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.steering.alerts import LOG, Alert, Kind
+from dedloc_kit.steering.debounce import Settled
 from dedloc_kit.steering.journal import Journal
-from dedloc_kit.steering.settled import Settled
 
 
 class ServingAlerts:

@@ -31,7 +31,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
 from dedloc_kit.swarm.network.unpacking import unpack
-from dedloc_kit.swarm.rounds.receipts import global_step, opened
+from dedloc_kit.swarm.rounds.finished_step import global_step, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head

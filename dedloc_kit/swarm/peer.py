@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from dedloc_kit.access.office import Office
+from dedloc_kit.access.admission import Office
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError

@@ -13,7 +13,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.account import Account
-from dedloc_kit.machine.survey import LARGEST_SKEW, machine_at
+from dedloc_kit.machine.hardware import LARGEST_SKEW, machine_at
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.swarm.network.node import addresses_of
 from tests.identities import an_identity

@@ -15,9 +15,9 @@ from dedloc_kit.coordinator.coordinator import public_addresses
 from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, Warned
 from dedloc_kit.hub import training_state
 from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.known_peers import MEMORY_FILE, recall
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.memory import MEMORY_FILE, recall
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import coordinator_job
 from tests.geoip import TITLE, write_countries

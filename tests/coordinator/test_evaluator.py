@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.coordinator.durability import LastingRecord
 from dedloc_kit.coordinator.evaluator import Driven, Evaluator
-from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.state import TrainingState

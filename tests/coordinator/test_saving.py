@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.coordinator import saving as module
+from dedloc_kit.coordinator.durability import LastingRecord
 from dedloc_kit.coordinator.evaluator import Evaluator
-from dedloc_kit.coordinator.lasting import LastingRecord
 from dedloc_kit.coordinator.saving import Saving
 from dedloc_kit.events import AnyEvent, Evaluated, Warned
 from dedloc_kit.experts.calls import ExpertName

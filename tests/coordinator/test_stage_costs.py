@@ -15,7 +15,7 @@ from dedloc_kit.events import AnyEvent, Rehearsed
 from dedloc_kit.learning.models.parts import Cut
 from dedloc_kit.learning.models.stage import DecoderStage
 from dedloc_kit.learning.tasks.causal import Causal
-from dedloc_kit.machine.needs import StageMemory
+from dedloc_kit.machine.memory_model import StageMemory
 from dedloc_kit.roles.rehearsal import rehearse
 from tests.text_runs import text_run, write_text
 

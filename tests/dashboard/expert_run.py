@@ -3,7 +3,7 @@
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import ExpertsState
-from dedloc_kit.grid import ExpertHost, ExpertLayer
+from dedloc_kit.experts_state import ExpertHost, ExpertLayer
 from tests.dashboard.runs import HOSTILE_NAMES, RUN
 
 MIXED: RunConfig = parse_run(

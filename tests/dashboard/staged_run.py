@@ -6,7 +6,7 @@ from typing import Any
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import PipelineState
-from dedloc_kit.pipeline import State
+from dedloc_kit.pipeline_state import State
 from tests.dashboard.runs import HOSTILE_NAMES, RUN
 
 COUNT = 4

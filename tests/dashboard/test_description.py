@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
 from tests.dashboard.runs import RUN, fill
 from tests.hang import HANG

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Failed, Peers
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.steps import Carried, Contribution

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 from tests.hang import HANG

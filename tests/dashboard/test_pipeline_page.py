@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.dashboard.live import view
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Failed, Peers
-from dedloc_kit.pipeline import MAX_TOLD
+from dedloc_kit.pipeline_state import MAX_TOLD
 from tests.dashboard.runs import COORDINATOR, HOSTILE_NAMES, RUN, joined, seen
 from tests.dashboard.staged_run import COUNT, GAP, LIMITED, STAGED, WHOLE, offer, pipeline
 from tests.hang import HANG

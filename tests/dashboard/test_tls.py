@@ -15,7 +15,7 @@ import requests
 
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.dashboard.http.sockets import Certificate
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from tests.certificates import self_signed

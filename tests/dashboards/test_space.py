@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 import requests
 
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.resources import shipped

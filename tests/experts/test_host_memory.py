@@ -7,7 +7,7 @@ from dedloc_kit.experts.calls import ExpertName, Microbatch
 from dedloc_kit.experts.expert import Pinned
 from dedloc_kit.experts.keeping import Keeping, News, Stepped
 from dedloc_kit.learning.train.flat import placed_together
-from dedloc_kit.machine.needs import HOST_BYTES_PER_PARAMETER
+from dedloc_kit.machine.memory_model import HOST_BYTES_PER_PARAMETER
 from dedloc_kit.swarm.experts.copies import Coder
 from dedloc_kit.swarm.network.host import _give_back_freed
 from tests.peak import Peak

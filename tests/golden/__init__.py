@@ -31,7 +31,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.cli.table import COMMANDS, Command
 from dedloc_kit.config.loading import load_run
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.record import PEER_ID
 from dedloc_kit.resources import recipe, recipes

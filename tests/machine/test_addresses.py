@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.dashboard.http.shares import household
+from dedloc_kit.dashboard.http.fair_pool import household
 from dedloc_kit.machine.addresses import is_address, is_loopback, is_public
 from dedloc_kit.machine.ports import advice
 

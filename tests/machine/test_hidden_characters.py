@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.access.own_code import personal_code
 from dedloc_kit.cli.main import main
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.config.loading import load_run

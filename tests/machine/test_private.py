@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.known_peers import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.private import open_private
-from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.swarm.membership.admission import keep_token
 from dedloc_kit.swarm.network.identity import Identity
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import StageMemory
+from dedloc_kit.machine.hardware import Gpu, Machine
+from dedloc_kit.machine.memory_model import StageMemory
 from dedloc_kit.machine.stage_room import stages_that_fit
-from dedloc_kit.machine.survey import Gpu, Machine
 
 GB = 10**9
 MACHINE = Machine(cores=2, memory=16 * GB, free_memory=12 * GB, free_disk=GB, gpus=())

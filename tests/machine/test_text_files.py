@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.access.own_code import personal_code
 from dedloc_kit.cli.commands.api import read_key
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.config.loading import load_run

@@ -13,8 +13,8 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.dashboard.routes import entrance
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.routes import join_routes
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import CHAT, PLATFORMS, Platform, Target, chat, notebook, notebooks_for
@@ -139,7 +139,7 @@ def test_a_notebook_of_a_run_that_was_updated_since_says_what_to_do(
     coordinator.start()
     coordinator.entrance.give_out(invited(tiny_run(), url=coordinator.url, wheel=running_wheel().pinned))
     (path, *_) = notebooks_for(coordinator.url, tmp_path)
-    monkeypatch.setattr(entrance, "running_wheel", lambda: small_wheel(2))
+    monkeypatch.setattr(join_routes, "running_wheel", lambda: small_wheel(2))
     (tmp_path / "cell.ipy").write_text(code_of(path))
     # All that is installed here but the checkout: behind a .pth file those of this environment do not count.
     python = make_environment(tmp_path / "environment", "--without-pip") / "python"

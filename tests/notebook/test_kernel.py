@@ -18,7 +18,7 @@ from tests.tiny import tiny_run
 DEADLINE = 180.0
 JOIN = """
 from dedloc_kit import join
-from dedloc_kit.notebook.taking_part import open_sessions
+from dedloc_kit.notebook.launcher import open_sessions
 me = join({url!r}, folder={folder!r}, devices="cpu", task_module="tests.tiny")
 """
 SESSION = "list(open_sessions.values())[0][1]"

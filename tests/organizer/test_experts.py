@@ -6,7 +6,7 @@ import pytest
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.needs import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
+from dedloc_kit.machine.memory_model import FIXED_BYTES, HOST_BYTES_PER_PARAMETER
 from dedloc_kit.organizer.check import check
 from dedloc_kit.organizer.experts import ExpertCosts, Hosts, describe_experts, describe_hosts, read_hosts
 from dedloc_kit.organizer.prediction import Volunteers

@@ -6,7 +6,7 @@ from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.memory import Memory
+from dedloc_kit.known_peers import Memory
 from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records.invitation import Invitation

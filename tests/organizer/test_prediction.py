@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.coordinator.publishing.uploading import SHARE
+from dedloc_kit.coordinator.publishing.bucket_uploading import SHARE
 from dedloc_kit.display.helping import Helpers, gain
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed, SampleCost

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.config.machine import PeerConfig
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Peers, StepDone
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.orders import Checks

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.config.machine import PeerConfig
+from dedloc_kit.known_peers import DataRead, Memory, ReadUpTo
 from dedloc_kit.learning.data.sampler import DECAY
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.batches import DECAY_START, TRAIN_START, after, origin_of
-from dedloc_kit.memory import DataRead, Memory, ReadUpTo
 from dedloc_kit.roles.data import feed_of, positions_of
 from tests.text_runs import text_run, write_text
 

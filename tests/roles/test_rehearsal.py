@@ -21,8 +21,8 @@ from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.learning.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
+from dedloc_kit.roles.data_check import ROWS
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.roles.survey import ROWS
 from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from tests.learning.data.texts import FAULTS, ODD, all_that_goes_wrong
 from tests.learning.tasks.swav_run import run_of as swav_run

@@ -11,7 +11,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, State, Warned
 from dedloc_kit.records.stages import StageOffer
-from dedloc_kit.roles import minding
+from dedloc_kit.roles import supervision
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
 from dedloc_kit.swarm.network.identity import Signer
@@ -47,14 +47,14 @@ def dht(monkeypatch: pytest.MonkeyPatch) -> Any:
     dht: Any = PlainDHT()
     dht.gate = gate_of_all()
     dht.gate.run_id, dht.gate.notice = RUN_ID, SimpleNamespace(refuses=lambda peer: False)
-    monkeypatch.setattr(minding, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(supervision, "LOOK_SECONDS", 0.0)
     return dht
 
 
 def test_whoever_drives_with_a_key_that_drives_elsewhere_waits_in_silence_until_the_other_has_left(
     dht: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minding, "LIFE_SECONDS", 2.0)
+    monkeypatch.setattr(supervision, "LIFE_SECONDS", 2.0)
     signer, now = Signer(an_identity(tmp_path / "key")), get_dht_time()
     first, second = Driving(dht, signer, "a1", now - 60), Driving(dht, signer, "b1", now)
     first.silent = False
@@ -74,7 +74,7 @@ def test_whoever_drives_with_a_key_that_drives_elsewhere_waits_in_silence_until_
             waited.append(event.text)
             first.offers.stop()
 
-    minding.await_driving_twin(second, threading.Event(), hear)  # type: ignore[arg-type]
+    supervision.await_driving_twin(second, threading.Event(), hear)  # type: ignore[arg-type]
     assert waited == ["waiting until the other machine with this identity.key has left"]
     assert any(isinstance(event, Warned) and "remove identity.key" in event.text for event in events)
     assert second.offers.told is None
@@ -93,10 +93,10 @@ def test_of_two_that_drive_with_one_key_the_later_one_gives_way_and_the_word_of_
             each._turn()
     first, second = both
     events = list[AnyEvent]()
-    minding.Twin(first.twin, events.append).check()
+    supervision.Twin(first.twin, events.append).check()
     assert [type(event) for event in events] == [Warned], "it is told, once, that it goes on"
     with pytest.raises(UserError, match="this one gives way"):
-        minding.Twin(second.twin, events.append).check()
+        supervision.Twin(second.twin, events.append).check()
     first._turn()
     second.offers.stop()
     first.twin.forget()
@@ -109,13 +109,13 @@ def test_of_two_that_drive_with_one_key_the_later_one_gives_way_and_the_word_of_
 def test_what_a_killed_driver_left_is_waited_for_some_seconds_only(
     dht: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(minding, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(supervision, "TELL_SECONDS", 0.1)
     signer, now = Signer(an_identity(tmp_path / "key")), get_dht_time()
     killed, again = Driving(dht, signer, "a1", now - 60), Driving(dht, signer, "b1", now)
     killed.silent = False
     killed._turn()
     again.twin.since = get_dht_time()
-    minding.await_driving_twin(again, threading.Event(), lambda event: pytest.fail(f"{event}"))  # type: ignore[arg-type]
+    supervision.await_driving_twin(again, threading.Event(), lambda event: pytest.fail(f"{event}"))  # type: ignore[arg-type]
 
 
 def test_a_session_that_holds_a_stage_comes_before_one_that_only_drives() -> None:

@@ -20,7 +20,7 @@ from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State
-from dedloc_kit.machine.survey import Machine
+from dedloc_kit.machine.hardware import Machine
 from dedloc_kit.records.stages import StageMove
 from dedloc_kit.roles import stage_volunteer
 from dedloc_kit.roles.volunteer import volunteer

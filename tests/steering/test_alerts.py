@@ -22,7 +22,7 @@ from dedloc_kit.events import (
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering import alerts
 from dedloc_kit.steering.alerts import Alert, Alerts, raised_alerts
-from dedloc_kit.steering.settled import SETTLED_SECONDS
+from dedloc_kit.steering.debounce import SETTLED_SECONDS
 from tests.dashboard.expert_run import LACKING as experts_lack
 from tests.dashboard.expert_run import WHOLE as all_held
 from tests.dashboard.staged_run import COUNT, GAP, WHOLE, Begun, offer, pipeline

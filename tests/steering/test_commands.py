@@ -9,10 +9,10 @@ import pytest
 from dedloc_kit.client import fetch_state
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Left, PeerSeen, State
+from dedloc_kit.known_peers import SwarmMemory, remember
 from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
-from dedloc_kit.memory import SwarmMemory, remember
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.steps import GlobalStep
 from dedloc_kit.steering.alerts import raised_alerts

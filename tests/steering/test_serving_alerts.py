@@ -10,8 +10,8 @@ import pytest
 from dedloc_kit.events import AnyEvent, Failed
 from dedloc_kit.steering import serving_alerts
 from dedloc_kit.steering.alerts import Alert, raised_alerts
+from dedloc_kit.steering.debounce import SETTLED_SECONDS
 from dedloc_kit.steering.serving_alerts import ServingAlerts
-from dedloc_kit.steering.settled import SETTLED_SECONDS
 from tests.dashboard.served_model import GAP, SERVING, WHOLE, served, server
 
 ALONE = served(server(0))

@@ -3,8 +3,8 @@
 from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.dashboard.schemas import Answer
 from dedloc_kit.events import ExpertsState
-from dedloc_kit.grid import ExpertLayer as Seen
-from dedloc_kit.grid import most_over_mean
+from dedloc_kit.experts_state import ExpertLayer as Seen
+from dedloc_kit.experts_state import most_over_mean
 
 
 class ExpertHost(Answer):

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dedloc_kit.dashboard.http.shares import Shares, household
+from dedloc_kit.dashboard.http.fair_pool import Shares, household
 
 MAX_WAITING = 400
 """Connections on which no whole request has come yet, or no further one: half sent, not encrypted yet, idle."""

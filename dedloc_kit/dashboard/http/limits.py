@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dedloc_kit.dashboard.http.connections import Connection
-from dedloc_kit.dashboard.http.shares import Shares, household
+from dedloc_kit.dashboard.http.fair_pool import Shares, household
 from dedloc_kit.dashboard.schemas import message
 
 

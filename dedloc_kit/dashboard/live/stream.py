@@ -5,8 +5,8 @@ import asyncio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from dedloc_kit.dashboard.http.fair_pool import Shares
 from dedloc_kit.dashboard.http.limits import address_of
-from dedloc_kit.dashboard.http.shares import Shares
 
 KEEP_ALIVE_SECONDS = 15.0
 MAX_VIEWERS = 500

@@ -13,10 +13,10 @@ from typing import Any
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.experts.schemas import Experts, experts
-from dedloc_kit.dashboard.live.losses import left_out
+from dedloc_kit.dashboard.live.ledger_cache import Recorded
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
 from dedloc_kit.dashboard.live.planned import planned
-from dedloc_kit.dashboard.live.recorded import Recorded
+from dedloc_kit.dashboard.live.unreadable_data import left_out
 from dedloc_kit.dashboard.live.waiting import advice
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline, pipeline
 from dedloc_kit.display.human import without_hosts

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dedloc_kit.dashboard.pipeline.schemas import Pipeline
-from dedloc_kit.pipeline import AGREEING
+from dedloc_kit.pipeline_state import AGREEING
 
 
 def pipeline_metrics(pipeline: Pipeline) -> Iterator[Metric]:

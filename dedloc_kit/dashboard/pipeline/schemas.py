@@ -4,7 +4,7 @@ from typing import Literal
 
 from dedloc_kit.dashboard.schemas import Answer
 from dedloc_kit.events import PipelineState
-from dedloc_kit.pipeline import limiting, throughput
+from dedloc_kit.pipeline_state import limiting, throughput
 
 
 class StagePeer(Answer):

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from dedloc_kit.config.run import RunConfig
+from dedloc_kit.dashboard.http.base_url import page_address
 from dedloc_kit.dashboard.http.caching import cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
-from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.routes.pictures import SVG

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dedloc_kit.config.run import RunConfig
+from dedloc_kit.dashboard.http.base_url import page_address
 from dedloc_kit.dashboard.http.caching import Recent, cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
-from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.milestones import Milestone
 
 _SECONDS = 300

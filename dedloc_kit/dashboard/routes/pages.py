@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from dedloc_kit.dashboard.http.place import page_address
+from dedloc_kit.dashboard.http.base_url import page_address
 from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.schemas import RunState
 from dedloc_kit.records.record import PeerId

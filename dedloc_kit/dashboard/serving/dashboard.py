@@ -6,17 +6,17 @@ from collections.abc import Callable
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
+from dedloc_kit.dashboard.http.base_url import page_address
 from dedloc_kit.dashboard.http.caching import Answers, Recent
 from dedloc_kit.dashboard.http.openapi import SERVING_DESCRIPTION, UNCHANGED
-from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.http.sockets import Certificate
-from dedloc_kit.dashboard.page import Page
 from dedloc_kit.dashboard.render.sharing import serving_tags
 from dedloc_kit.dashboard.routes import metrics, pages
-from dedloc_kit.dashboard.routes.entrance import Entrance
+from dedloc_kit.dashboard.routes.join_routes import Entrance
 from dedloc_kit.dashboard.serving.metrics import ServingCollector
 from dedloc_kit.dashboard.serving.schemas import ServingState
 from dedloc_kit.dashboard.serving.view import ServingView
+from dedloc_kit.dashboard.web_server import Page
 from dedloc_kit.events import AnyEvent
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.serving.config import ServingConfig

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.sources.losses import Loss, Losses
+from dedloc_kit.learning.data.sources.data_issues import Loss, Losses
 
 Batch = dict[str, Tensor]
 Make = Callable[..., Iterator[Batch]]

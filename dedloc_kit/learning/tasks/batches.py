@@ -17,10 +17,10 @@ from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.batch_process import LoaderDied
-from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks
-from dedloc_kit.learning.data.sources.losses import HOPELESS
+from dedloc_kit.learning.data.sources.data_issues import HOPELESS
 from dedloc_kit.learning.data.sources.stream import Prefetch
 from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.train.computing.card import samples_in

@@ -7,8 +7,8 @@ import pyarrow
 from pyarrow import parquet
 
 from dedloc_kit.config.task import Source
+from dedloc_kit.learning.data.sources.data_issues import Losses
 from dedloc_kit.learning.data.sources.formats import MAX_TEXT
-from dedloc_kit.learning.data.sources.losses import Losses
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.text.token_shards import write_tables
 from dedloc_kit.organizer.corpus.duplicates import write_sketches

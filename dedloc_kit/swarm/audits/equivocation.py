@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.access.minutes import PerMinute
+from dedloc_kit.access.rate_limit import PerMinute
 from dedloc_kit.records.record import Record
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, opened

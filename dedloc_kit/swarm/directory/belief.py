@@ -13,8 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
+from dedloc_kit.known_peers import Taken
 from dedloc_kit.learning.train.state.state import START, Position
-from dedloc_kit.memory import Taken
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
 

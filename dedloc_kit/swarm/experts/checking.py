@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dedloc_kit.experts.calls import Cell
-from dedloc_kit.pipeline import AGREEING
+from dedloc_kit.pipeline_state import AGREEING
 from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.swarm.experts.client import CallFailed
 from dedloc_kit.swarm.experts.hosts import Host, Hosts

@@ -16,7 +16,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.experts.calls import ExpertName
 from dedloc_kit.experts.keeping import Keeping, State
-from dedloc_kit.machine.needs import HOST_BYTES_PER_PARAMETER
+from dedloc_kit.machine.memory_model import HOST_BYTES_PER_PARAMETER
 from dedloc_kit.records.experts import Assigned, HostOffer
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.experts.asking import RemoteExperts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from dedloc_kit.config.parts import ExpertsConfig
 from dedloc_kit.events import ExpertsState
 from dedloc_kit.experts.calls import ExpertName
-from dedloc_kit.grid import ExpertHost, ExpertLayer
+from dedloc_kit.experts_state import ExpertHost, ExpertLayer
 from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS
 from dedloc_kit.swarm.experts.placing import Holder, Plan
 

@@ -13,11 +13,11 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.access.admission import Office, check_secret
+from dedloc_kit.access.admitted_store import Admitted
 from dedloc_kit.access.denials import Denied, explained
-from dedloc_kit.access.guests import Admitted
 from dedloc_kit.access.hub_account import may_be_token, whose_token
-from dedloc_kit.access.minutes import PerMinute
-from dedloc_kit.access.office import Office, check_secret
+from dedloc_kit.access.rate_limit import PerMinute
 from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop

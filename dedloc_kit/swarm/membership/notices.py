@@ -12,8 +12,8 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.access.admission import Office
 from dedloc_kit.access.denials import explained
-from dedloc_kit.access.office import Office
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.swarm.directory.directory import Directory

@@ -12,8 +12,8 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
+from dedloc_kit.machine.dial_policy import Dials
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, number_of, own_address
-from dedloc_kit.machine.dials import Dials
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P

@@ -15,8 +15,8 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
+from dedloc_kit.machine.dial_policy import Dials
 from dedloc_kit.machine.dialling import any_host_responds, first_bytes, host_and_port, in_own_loop
-from dedloc_kit.machine.dials import Dials
 from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.records.stages import StageOffer

@@ -13,7 +13,7 @@ from hivemind.dht import node as hivemind_node
 from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils.asyncio import switch_to_uvloop
 
-from dedloc_kit.machine.dials import Dials
+from dedloc_kit.machine.dial_policy import Dials
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.keeper import DHTProtocol, Keeper
 from dedloc_kit.swarm.network.reach import Reach, seen_host

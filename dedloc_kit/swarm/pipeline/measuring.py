@@ -15,7 +15,7 @@ from hivemind.p2p import P2P
 
 from dedloc_kit.blocks.plans import hops
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.pipeline import HOLDING_STATES
+from dedloc_kit.pipeline_state import HOLDING_STATES
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dedloc_kit.machine.survey import MIN_DISK_BYTES
+from dedloc_kit.machine.hardware import MIN_DISK_BYTES
 from dedloc_kit.swarm.pipeline.protocol import Content
 from dedloc_kit.swarm.remote.tensors import Packed, TensorHead
 

@@ -20,7 +20,7 @@ from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import decay_in, opened
+from dedloc_kit.swarm.rounds.finished_step import decay_in, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.protocol import Header
 

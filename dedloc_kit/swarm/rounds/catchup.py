@@ -20,7 +20,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
+from dedloc_kit.swarm.rounds.finished_step import decay_in, opened, rewind_in, told
 from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
 from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of

@@ -36,7 +36,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
+from dedloc_kit.swarm.rounds.finished_step import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.timing import Idling
 from dedloc_kit.swarm.rounds.together import Together

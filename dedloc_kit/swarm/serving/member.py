@@ -8,7 +8,7 @@ from functools import partial
 from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.access.office import Office
+from dedloc_kit.access.admission import Office
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.swarm import SwarmConfig

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from dedloc_kit.dashboard.http import limits
 from dedloc_kit.dashboard.http.limits import COSTLY, MAX_SENT, READING, Limit, RateLimits, limit_of
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from tests.dashboard.runs import RUN
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dedloc_kit.dashboard.http import caching
 from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.live import view
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.orders import Announcement, Checks

@@ -12,7 +12,7 @@ import requests
 from pyarrow import parquet
 
 from dedloc_kit.dashboard.routes import exports
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.ledger.tables import TABLES, write_table

@@ -11,7 +11,7 @@ import requests
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Peers
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.orders import Checks

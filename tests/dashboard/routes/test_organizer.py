@@ -14,7 +14,7 @@ from dedloc_kit.dashboard.http import login
 from dedloc_kit.dashboard.http.login import KEY_FILE, Keys
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.routes.organizer import kept_checkpoints
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.learning.train.state.ruined import Ruined

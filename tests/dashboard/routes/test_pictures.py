@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.http.caching import Recent
 from dedloc_kit.dashboard.render.badge import badge
 from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.routes import pictures
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.evaluation import Drawing, Evaluation, Neighbour, Neighbours, Picture
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill

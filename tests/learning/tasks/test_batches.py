@@ -16,7 +16,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.task import Source
 from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.errors import UserError
-from dedloc_kit.learning.data.loader import Loader
+from dedloc_kit.learning.data.prefetching import Loader
 from dedloc_kit.learning.data.sampler import DECAY, Origin, Position
 from dedloc_kit.learning.task import Batch, Task, create_task
 from dedloc_kit.learning.tasks.batches import (

@@ -11,7 +11,7 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.images import decode
-from dedloc_kit.learning.data.sources.losses import Loss
+from dedloc_kit.learning.data.sources.data_issues import Loss
 from dedloc_kit.learning.models.resnet import SwavModel, calibrated
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.tasks.features.assignments import sinkhorn

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dedloc_kit.known_peers import Taken
 from dedloc_kit.learning.train.state.state import START, Position
-from dedloc_kit.memory import Taken
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS, STEPS_AT_ONCE, STEPS_PER_SECOND, Belief
 from tests.swarm.harness import belief, progress

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.grid import held, single, unkept
+from dedloc_kit.experts_state import held, single, unkept
 from dedloc_kit.records.experts import MAX_ASSIGNED_CELLS
 from dedloc_kit.swarm.experts.load import Load, read, told
 from dedloc_kit.swarm.experts.placing import Holder, Plan

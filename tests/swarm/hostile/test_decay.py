@@ -11,7 +11,7 @@ from dedloc_kit.learning.train.state import checkpoint
 from dedloc_kit.learning.train.state.orders import DECAY_START
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order
+from dedloc_kit.swarm.rounds.finished_step import decay_in, decay_order
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID, Swarm, assert_ledger_sums
 from tests.tiny import tiny_run

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hivemind.dht.routing import DHTID
 
-from dedloc_kit.access.office import invite
+from dedloc_kit.access.admission import invite
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.events import Failed, Left
 from dedloc_kit.keys import IDENTITY_FILE

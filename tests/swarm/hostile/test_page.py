@@ -19,7 +19,7 @@ from dedloc_kit.dashboard.http.connections import MAX_WAITING
 from dedloc_kit.dashboard.http.limits import ENTRANCE, Limit
 from dedloc_kit.dashboard.live.stream import MAX_VIEWERS
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records.invitation import Invitation
 from tests.dashboard.runs import RUN, fill

@@ -11,7 +11,7 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.receipts import rewind_in
+from dedloc_kit.swarm.rounds.finished_step import rewind_in
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID
 from tests.tiny import TinyTask, tiny_run

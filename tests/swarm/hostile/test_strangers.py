@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P, PeerID
 
-from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
-from dedloc_kit.access.office import Office, invite
+from dedloc_kit.access.admission import Office, invite
+from dedloc_kit.access.admitted_store import Admissions, Admitted, write_admissions
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Peers, Warned
 from dedloc_kit.keys import IDENTITY_FILE, read_key
-from dedloc_kit.machine import dials
+from dedloc_kit.machine import dial_policy
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.admission import AccessAnswer, AccessRequest, Reached, Token
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
@@ -214,7 +214,7 @@ NAMES = 10
 @pytest.fixture
 def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes started from now on and this process look and dial more often: it is the number of times that counts."""
-    monkeypatch.setattr(dials, "PERIOD", PERIOD)
+    monkeypatch.setattr(dial_policy, "PERIOD", PERIOD)
     for name in ("REDIAL", "REDIAL_LOST", "LATER_DIAL"):
         monkeypatch.setattr(connections, name, 0.2)
 

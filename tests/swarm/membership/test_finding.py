@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Peers, State, StepDone, Warned
+from dedloc_kit.known_peers import recall
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.memory import recall
 from dedloc_kit.records.invitation import Invitation
 from tests.swarm.harness import Peer, Swarm, processes_of, wait_until
 from tests.tiny import tiny_run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.access.office import invite, revoke
+from dedloc_kit.access.admission import invite, revoke
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import Failed, Joined
 from dedloc_kit.records.invitation import INVITATION_FILE

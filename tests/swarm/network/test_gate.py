@@ -16,7 +16,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 
-from dedloc_kit.access.office import Office, invite, revoke
+from dedloc_kit.access.admission import Office, invite, revoke
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequest, Token

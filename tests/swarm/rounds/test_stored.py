@@ -13,8 +13,8 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.bucket import reading
 from dedloc_kit.bucket.writing import LocalFolder
-from dedloc_kit.coordinator.publishing import uploading
-from dedloc_kit.coordinator.publishing.uploading import Uploader
+from dedloc_kit.coordinator.publishing import bucket_uploading
+from dedloc_kit.coordinator.publishing.bucket_uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -143,7 +143,7 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Signer:
 def coordinator(tmp_path: Path, author: Signer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(reading, "PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(reading, "REPORT_SECONDS", 0.02)
-    monkeypatch.setattr(uploading, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(bucket_uploading, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(catchup, "LOAD_PAUSE", 0.01)
     found = Coordinator(tmp_path, author)
     yield found
@@ -221,7 +221,7 @@ def test_where_an_average_is_gone_the_state_follows_at_once(coordinator: Coordin
 def test_states_leave_the_line_alone_for_a_while_however_fast_the_steps_are(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "REST", 1e9)
+    monkeypatch.setattr(bucket_uploading, "REST", 1e9)
     coordinator.step()
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
-from dedloc_kit.swarm.rounds.receipts import decay_order, opened
+from dedloc_kit.swarm.rounds.finished_step import decay_order, opened
 from dedloc_kit.swarm.trust.standing import Standing, check_standing, read, signed
 from tests.identities import an_identity
 from tests.swarm.audits.audited import pledged

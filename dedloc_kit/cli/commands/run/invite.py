@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.access.office import invite
+    from dedloc_kit.access.admission import invite
 
     code = invite(options.folder, options.person, options.days, options.machines)
     if options.json:

@@ -12,7 +12,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.access.office import revoke
+    from dedloc_kit.access.admission import revoke
 
     revoke(options.folder, options.person)
     Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
+from dedloc_kit.learning.data.sources.data_issues import LazyRow
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.patience import Warn, one_line
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Shard

@@ -13,8 +13,8 @@ from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import STRETCH, Files, Layout, Order, Piece, permutation
+from dedloc_kit.learning.data.sources.data_issues import HOPELESS, LazyRow, Losses
 from dedloc_kit.learning.data.sources.formats import BadRow, Unusable
-from dedloc_kit.learning.data.sources.losses import HOPELESS, LazyRow, Losses
 from dedloc_kit.learning.data.sources.open_files import OpenFiles
 from dedloc_kit.learning.data.sources.patience import Warn, is_transient, one_line
 from dedloc_kit.learning.data.sources.reading import metadata_of, sizes_of

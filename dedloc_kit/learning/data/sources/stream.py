@@ -9,8 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.blocks import Blocks
+from dedloc_kit.learning.data.sources.data_issues import Losses
 from dedloc_kit.learning.data.sources.formats import BadRow, not_text
-from dedloc_kit.learning.data.sources.losses import Losses
 from dedloc_kit.learning.data.sources.patience import Warn, one_line
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Reader, Shard, find_shards

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.charsets import NOT_UTF8
+from dedloc_kit.learning.data.sources.data_issues import LazyRow
 from dedloc_kit.learning.data.sources.formats import BadRow
-from dedloc_kit.learning.data.sources.losses import LazyRow
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.reading import read_rows
 from dedloc_kit.learning.data.sources.shards import Shard

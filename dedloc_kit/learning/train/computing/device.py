@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine.survey import cores
+from dedloc_kit.machine.hardware import cores
 
 SWITCH_SECONDS = 5e-5
 """Python's own 5 ms are longer than a GPU has to do: whoever feeds it gives way hundreds of times in a microbatch, and

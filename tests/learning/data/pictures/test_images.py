@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, PngImagePlugin
 from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
-from dedloc_kit.learning.data.sources.losses import Loss
+from dedloc_kit.learning.data.sources.data_issues import Loss
 from dedloc_kit.learning.data.sources.shards import Shard, find_shards
 from dedloc_kit.learning.data.sources.stream import in_order, shuffled
 from tests.pictures import draw, encoded, striped, write_pictures

@@ -17,7 +17,7 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sampler import PLACES
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks, Unread
-from dedloc_kit.learning.data.sources.losses import Loss
+from dedloc_kit.learning.data.sources.data_issues import Loss
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import texts
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.blocks import Block, Blocks
-from dedloc_kit.learning.data.sources.losses import Loss
+from dedloc_kit.learning.data.sources.data_issues import Loss
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.stream import texts
 from tests.loopback_hub import LoopbackHub, loopback_hub

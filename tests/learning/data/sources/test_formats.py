@@ -21,9 +21,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources import formats
 from dedloc_kit.learning.data.sources.blocks import Blocks
 from dedloc_kit.learning.data.sources.charsets import which
+from dedloc_kit.learning.data.sources.data_issues import HOPELESS, Loss
 from dedloc_kit.learning.data.sources.formats import json_rows
 from dedloc_kit.learning.data.sources.hub_files import subsets_in
-from dedloc_kit.learning.data.sources.losses import HOPELESS, Loss
 from dedloc_kit.learning.data.sources.shards import find_splits, strays
 from dedloc_kit.learning.data.sources.stream import documents, in_order, texts
 from dedloc_kit.learning.data.sources.tables import MAX_ROW

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.pictures.images import Pixels, each_decoded
-from dedloc_kit.learning.data.sources.losses import LazyRow
+from dedloc_kit.learning.data.sources.data_issues import LazyRow
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.learning.data.sources.stream import in_order
 from dedloc_kit.learning.models.picture_model.captioned import CaptionedFile, PictureSource, Wanted, captioned

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit.coordinator.lasting import LastingRecord
+from dedloc_kit.coordinator.durability import LastingRecord
 from dedloc_kit.learning.task import create_task
 from dedloc_kit.learning.train.state.checkpoint import Best
 from dedloc_kit.records.evaluation import Evaluation

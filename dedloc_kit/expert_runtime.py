@@ -18,9 +18,9 @@ from dedloc_kit.experts.state import MixedState
 from dedloc_kit.experts.stored import Stored
 from dedloc_kit.learning.task import Batch, Loss
 from dedloc_kit.learning.train.computing.card import LossFunction, samples_in
-from dedloc_kit.machine.survey import machine_at
+from dedloc_kit.machine.hardware import machine_at
 from dedloc_kit.records.steps import GlobalStep
-from dedloc_kit.steering.settled import Settled
+from dedloc_kit.steering.debounce import Settled
 from dedloc_kit.swarm.experts.member import ExpertMember, Held
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.remote.tensors import FORMS, Form

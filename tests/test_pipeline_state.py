@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit.events import PipelineState, parse_event
-from dedloc_kit.pipeline import MAX_TOLD, accused, limiting, throughput
+from dedloc_kit.pipeline_state import MAX_TOLD, accused, limiting, throughput
 from tests.dashboard.staged_run import COUNT, GAP, LIMITED, WHOLE, Begun, Moved, Offer, offer, pipeline
 
 

@@ -23,12 +23,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.http.base_url import BehindProxy
 from dedloc_kit.dashboard.http.connections import AT_ONCE, Listener, raise_file_limit
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import RateLimits, address_of
 from dedloc_kit.dashboard.http.methods import Heads, refused
 from dedloc_kit.dashboard.http.openapi import answering
-from dedloc_kit.dashboard.http.place import BehindProxy
 from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
 from dedloc_kit.dashboard.live.stream import EventStream, Viewers
 from dedloc_kit.dashboard.schemas import message

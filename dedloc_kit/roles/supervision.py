@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
-from dedloc_kit.learning.data.sources.losses import Loss, Losses
-from dedloc_kit.memory import DataRead, Memory
+from dedloc_kit.known_peers import DataRead, Memory
+from dedloc_kit.learning.data.sources.data_issues import Loss, Losses
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress

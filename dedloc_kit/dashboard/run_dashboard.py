@@ -13,11 +13,11 @@ from dedloc_kit.dashboard.http.caching import Recent
 from dedloc_kit.dashboard.http.openapi import DESCRIPTION
 from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.dashboard.live.view import RunView
-from dedloc_kit.dashboard.page import Page, event
 from dedloc_kit.dashboard.routes import api, certificates, feed, metrics, pages, pictures
-from dedloc_kit.dashboard.routes.entrance import Entrance
 from dedloc_kit.dashboard.routes.exports import Exports
+from dedloc_kit.dashboard.routes.join_routes import Entrance
 from dedloc_kit.dashboard.routes.organizer import Denied, denial
+from dedloc_kit.dashboard.web_server import Page, event
 from dedloc_kit.events import AnyEvent
 
 _FACTS_SECONDS = 1.0

@@ -12,17 +12,17 @@ from functools import partial
 
 from dedloc_kit.config.machine import CoordinatorConfig
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.coordinator.in_parts import evaluated_in_parts
+from dedloc_kit.coordinator.distributed_eval import evaluated_in_parts
 from dedloc_kit.coordinator.stage_costs import full_rows
 from dedloc_kit.events import Joined, PipelineState
+from dedloc_kit.known_peers import Taken, recall
 from dedloc_kit.learning.task import StageTask, Task
 from dedloc_kit.learning.train.flat import Room
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.rooms import Rooms
 from dedloc_kit.learning.train.state.staged import StagedState
 from dedloc_kit.learning.train.state.state import Position
-from dedloc_kit.machine.survey import machine_at
-from dedloc_kit.memory import Taken, recall
+from dedloc_kit.machine.hardware import machine_at
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.machine.dials import FORGOTTEN_SECONDS, IN_ALL, MAX_FAILURES, PERIOD, PORTS_OF_A_HOST, Dials
+from dedloc_kit.machine.dial_policy import FORGOTTEN_SECONDS, IN_ALL, MAX_FAILURES, PERIOD, PORTS_OF_A_HOST, Dials
 
 
 class Clock:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dedloc_kit.access.guests import ADMITTED_FILE, BOOK_FILE
+from dedloc_kit.access.admitted_store import ADMITTED_FILE, BOOK_FILE
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE, key_id
+from dedloc_kit.known_peers import MEMORY_FILE, own_id
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found
 from dedloc_kit.learning.train.state.ruined import RUINED_FILE
 from dedloc_kit.ledger.files import NOTHING
-from dedloc_kit.ledger.rescuing import opened
+from dedloc_kit.ledger.recovery import opened
 from dedloc_kit.machine.private import make_private, write_private
-from dedloc_kit.memory import MEMORY_FILE, own_id
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo

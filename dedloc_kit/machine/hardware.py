@@ -18,7 +18,7 @@ import requests
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.machine.hosted import hosted
-from dedloc_kit.machine.needs import gpu_memory_needed, lender_memory_needed, memory_needed
+from dedloc_kit.machine.memory_model import gpu_memory_needed, lender_memory_needed, memory_needed
 
 MIN_DISK_BYTES = 200_000_000
 """For the identity, the logs and the tokenizer; training data is streamed."""

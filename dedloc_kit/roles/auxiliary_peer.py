@@ -12,11 +12,11 @@ from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, telling_loaded
+from dedloc_kit.known_peers import Memory, initial_peers, recall
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution, GlobalStep
-from dedloc_kit.roles.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.roles.supervision import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 
 LOOK_SECONDS = 1.0

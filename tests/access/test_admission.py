@@ -10,12 +10,9 @@ from types import SimpleNamespace
 import pytest
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.access import office as access
-from dedloc_kit.access import personal_code as personal_code_module
-from dedloc_kit.access.codes import MACHINES, Code
-from dedloc_kit.access.denials import Denied, explained
-from dedloc_kit.access.hub_account import whose_token
-from dedloc_kit.access.office import (
+from dedloc_kit.access import admission as access
+from dedloc_kit.access import own_code as personal_code_module
+from dedloc_kit.access.admission import (
     DAY,
     HUB_SECONDS,
     PASS_SECONDS,
@@ -24,7 +21,10 @@ from dedloc_kit.access.office import (
     invite,
     revoke,
 )
-from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.access.codes import MACHINES, Code
+from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.access.hub_account import whose_token
+from dedloc_kit.access.own_code import personal_code
 from dedloc_kit.cli.main import main
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig

@@ -11,8 +11,8 @@ import pytest
 
 from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.text.conversations import conversations
-from dedloc_kit.roles import survey as module
-from dedloc_kit.roles.survey import survey
+from dedloc_kit.roles import data_check as module
+from dedloc_kit.roles.data_check import survey
 from tests.chat_runs import turns, write_rows
 from tests.learning.data.texts import BENGALI, FAULTS, LONG, ODD, all_that_goes_wrong, lines
 from tests.pictures import draw, encoded, write_pictures

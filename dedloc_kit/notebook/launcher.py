@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.access.own_code import personal_code
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.display.console import complain
 from dedloc_kit.errors import UserError

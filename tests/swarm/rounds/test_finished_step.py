@@ -9,7 +9,7 @@ from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.directory.contributions import collect, possible, publish
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.receipts import global_step, opened
+from dedloc_kit.swarm.rounds.finished_step import global_step, opened
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT

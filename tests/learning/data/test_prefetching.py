@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.batch_process import SLOT, LoaderDied
-from dedloc_kit.learning.data.loader import Loader, can_fork
-from dedloc_kit.learning.data.sources.losses import Loss, Losses
+from dedloc_kit.learning.data.prefetching import Loader, can_fork
+from dedloc_kit.learning.data.sources.data_issues import Loss, Losses
 from dedloc_kit.learning.data.sources.patience import Warn
 from dedloc_kit.learning.data.sources.shards import Shard
 

@@ -17,8 +17,8 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.config.loading import parse_run
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.dashboard.live import view
-from dedloc_kit.dashboard.routes import entrance, pages
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.routes import join_routes, pages
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
@@ -242,7 +242,7 @@ def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
     def not_installed() -> Wheel:
         raise UserError("dedloc_kit was not installed by pip")
 
-    monkeypatch.setattr(entrance, "running_wheel", not_installed)
+    monkeypatch.setattr(join_routes, "running_wheel", not_installed)
     answer = get(dashboard, "/requirements.txt")
     assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
     assert state_of(dashboard)["wheel"] is None

@@ -17,7 +17,7 @@ from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import LocalProgress, Peers, StepDone
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.roles import lender
+from dedloc_kit.roles import auxiliary_peer
 from dedloc_kit.roles.volunteer import volunteer
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Stream
@@ -86,7 +86,7 @@ def test_a_line_that_nobody_reaches_is_not_lent_and_its_owner_is_told_what_helps
         given.update(settings)
         yield SimpleNamespace(profile=SimpleNamespace(client_mode=True))
 
-    monkeypatch.setattr(lender, "connected", connected)
+    monkeypatch.setattr(auxiliary_peer, "connected", connected)
     monkeypatch.setenv(CODE, "a code")
     peer = JoinOptions(folder=tmp_path, auxiliary=True)
     with pytest.raises(UserError, match="a line helps only those who reach it; open a port for it"):

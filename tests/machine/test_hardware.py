@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine import survey
-from dedloc_kit.machine.survey import (
+from dedloc_kit.machine import hardware
+from dedloc_kit.machine.hardware import (
     LARGEST_SKEW,
     Gpu,
     Machine,
@@ -41,8 +41,8 @@ def no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of control groups of a container that has set no limit."""
-    monkeypatch.setattr(survey, "_CGROUP_ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(survey, "_PROC_CGROUP", tmp_path / "proc")
+    monkeypatch.setattr(hardware, "_CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(hardware, "_PROC_CGROUP", tmp_path / "proc")
     (tmp_path / "cgroup").mkdir()
     return tmp_path
 
@@ -74,7 +74,7 @@ def test_a_containers_limits_count_cgroup_2(groups: Path, inside: str) -> None:
     limits(groups / "cgroup", memory__max=10**9, memory__current=600 * 10**6, cpu__max="100000 100000")
     (groups / "cgroup" / "memory.stat").write_text("anon 1\ninactive_file 100000000\n")
     limits(groups / "cgroup" / "job" / "step", memory__max="max", memory__current=1, cpu__max="max 100000")
-    assert survey._memory() == (10**9, 500 * 10**6)
+    assert hardware._memory() == (10**9, 500 * 10**6)
     assert cores() == 1
 
 
@@ -84,7 +84,7 @@ def test_a_containers_limits_count_cgroup_1(groups: Path) -> None:
     limits(memory, memory__limit_in_bytes=2 * 10**9, memory__usage_in_bytes=2 * 10**9 + 1)
     (memory / "memory.stat").write_text("cache 7\ntotal_inactive_file 0\n")
     limits(cpu, cpu__cfs_quota_us=50_000, cpu__cfs_period_us=100_000)
-    assert survey._memory() == (2 * 10**9, 0)
+    assert hardware._memory() == (2 * 10**9, 0)
     assert cores() == 1
     limits(cpu, cpu__cfs_quota_us=-1)
     assert cores() == len(os.sched_getaffinity(0))
@@ -94,7 +94,7 @@ def test_the_limit_of_a_process_counts(monkeypatch: pytest.MonkeyPatch, groups: 
     (groups / "proc").write_text("")
     used = psutil.Process().memory_info().data
     monkeypatch.setattr("resource.getrlimit", lambda kind: (used + 10**6, used + 10**6))
-    total, free = survey._memory()
+    total, free = hardware._memory()
     assert total == used + 10**6
     assert 0 <= free <= 2 * 10**6
 
@@ -193,9 +193,9 @@ def test_a_tpu_is_said_to_be_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", lambda _: False)
     for name in ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR"):
         monkeypatch.delenv(name, raising=False)
-    assert survey.tpu() == ""
+    assert hardware.tpu() == ""
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
-    assert "TPU of this machine is not used" in survey.tpu()
+    assert "TPU of this machine is not used" in hardware.tpu()
 
 
 def test_a_full_disk_is_refused() -> None:
@@ -217,7 +217,7 @@ def test_peers_that_answer_are_no_problem_and_a_closed_way_to_them_is_explained(
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     with pytest.raises(UserError, match="switch on 'Internet'"):
         check_connections(closed, page_answers=False)
-    monkeypatch.setattr(survey, "own_address", lambda: None)
+    monkeypatch.setattr(hardware, "own_address", lambda: None)
     with pytest.raises(UserError, match="no network"):
         check_connections(closed, page_answers=False)
 
@@ -248,7 +248,7 @@ def test_the_skew_is_measured_against_the_coordinators_page(tmp_path: Path, monk
     try:
         wait_until(lambda: clock_skew(page.url) == 0.0, "a clock is ahead of itself")  # a busy page dates answers late
         now = time.time
-        monkeypatch.setattr("dedloc_kit.machine.survey.time", _Clock(lambda: now() + 60.0))
+        monkeypatch.setattr("dedloc_kit.machine.hardware.time", _Clock(lambda: now() + 60.0))
         assert clock_skew(page.url) == pytest.approx(60.0, abs=3.0)
     finally:
         page.stop()

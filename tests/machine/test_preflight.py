@@ -14,10 +14,10 @@ import pytest
 from dedloc_kit.cli.doctor import examine
 from dedloc_kit.client import NoAnswer, fetch_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine import surroundings
+from dedloc_kit.machine import preflight
 from dedloc_kit.machine.home import home
+from dedloc_kit.machine.preflight import obstacles
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
-from dedloc_kit.machine.surroundings import obstacles
 from dedloc_kit.worker import Worker
 from tests.fork_server import said_by
 
@@ -53,7 +53,7 @@ def assert_told(folder: Path, *words: str) -> None:
 @pytest.mark.soak
 def test_a_long_path_for_temporary_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(obstacles()) == [], "this machine has what it takes"
-    long = tmp_path / ("x" * surroundings.MAX_TEMPORARY)
+    long = tmp_path / ("x" * preflight.MAX_TEMPORARY)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert_told(tmp_path / "peer", f"has {len(os.fsencode(long))} bytes", "set TMPDIR to a shorter one")
@@ -64,7 +64,7 @@ def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() ->
     share = "import torch\ntorch.multiprocessing.set_sharing_strategy('file_system')\ntorch.zeros(9).share_memory_()"
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for more, works in ((0, True), (1, False)):
-            folder = Path(base) / ("x" * (surroundings.MAX_TEMPORARY + more - len(base) - 1))
+            folder = Path(base) / ("x" * (preflight.MAX_TEMPORARY + more - len(base) - 1))
             folder.mkdir()
             said_by(share, returncode=0 if works else 1, TMPDIR=str(folder))
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from benchmarks.lib.mixture import PlainLoop
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.events import AnyEvent, Evaluated, ExpertsState, Hosted, Left, Warned
+from dedloc_kit.expert_runtime import HostNews, Mixing
 from dedloc_kit.experts.calls import ExpertName, Experts, Microbatch, current_microbatch
 from dedloc_kit.learning.task import Loss, create_task
 from dedloc_kit.learning.tasks.batches import seed_for
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.mixing import HostNews, Mixing
 from tests.batches import batches_from
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny_mixed import TOKENS, mixed_run

@@ -1,6 +1,6 @@
 """How a budget is shared by addresses."""
 
-from dedloc_kit.dashboard.http.shares import Shares, household
+from dedloc_kit.dashboard.http.fair_pool import Shares, household
 
 
 def test_one_address_may_have_everything_as_long_as_nobody_else_asks() -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dedloc_kit.access.codes import MACHINES, Code, digest, opened
-from dedloc_kit.access.denials import Denied, explained
-from dedloc_kit.access.guests import (
+from dedloc_kit.access.admitted_store import (
     ADMITTED_FILE,
     BOOK_FILE,
     Admitted,
@@ -17,13 +15,15 @@ from dedloc_kit.access.guests import (
     read_book,
     write_admissions,
 )
+from dedloc_kit.access.codes import MACHINES, Code, digest, opened
+from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.access.hub_account import whose_token
 from dedloc_kit.config.swarm import SwarmConfig
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records.admission import TOKEN_SECONDS
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.serving.config import swarm_of
-from dedloc_kit.steering.followed import Followed
+from dedloc_kit.steering.cached_file import Followed
 from dedloc_kit.steering.orders import ORDERS_FILE, OrderBook
 from dedloc_kit.validation import describe
 

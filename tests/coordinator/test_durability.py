@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.coordinator.lasting import (
+from dedloc_kit.coordinator.durability import (
     COPY_FILE,
     COPY_WRITES,
     LEDGER_FILE,
@@ -22,10 +22,10 @@ from dedloc_kit.coordinator.lasting import (
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.known_peers import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints, Found, load
 from dedloc_kit.learning.train.state.ruined import RUINED_FILE
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import StateInfo

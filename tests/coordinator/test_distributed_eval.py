@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit.coordinator.in_parts import evaluated_in_parts
+from dedloc_kit.coordinator.distributed_eval import evaluated_in_parts
 from dedloc_kit.learning.task import Batch, create_task
 from tests.text_runs import text_run, write_text
 

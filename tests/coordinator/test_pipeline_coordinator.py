@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.coordinator import staged
-from dedloc_kit.coordinator.staged import KEPT_STEPS, StagedBelief, StagedOptimizer, StagedPeer, Steps
+from dedloc_kit.coordinator import pipeline_coordinator
+from dedloc_kit.coordinator.pipeline_coordinator import KEPT_STEPS, StagedBelief, StagedOptimizer, StagedPeer, Steps
+from dedloc_kit.known_peers import Memory, Taken, recall
 from dedloc_kit.learning.train.state.state import START, Position
-from dedloc_kit.memory import Memory, Taken, recall
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from tests.swarm.harness import belief, progress
@@ -119,7 +119,7 @@ def test_what_was_given_to_steps_that_the_coordinator_missed_is_asked_for_at_eac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = {"r.stage0": {"asha": gave(40)}, "r.stage1": {"bina": gave(60, 120)}}
-    monkeypatch.setattr(staged, "collect", lambda _dht, run_id, _batch, _reject: there[run_id])
+    monkeypatch.setattr(pipeline_coordinator, "collect", lambda _dht, run_id, _batch, _reject: there[run_id])
     parts = [
         SimpleNamespace(optimizer=SimpleNamespace(run=SimpleNamespace(run_id=each, global_batch=9))) for each in there
     ]

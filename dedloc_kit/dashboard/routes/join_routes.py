@@ -8,8 +8,8 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
+from dedloc_kit.dashboard.http.base_url import page_address
 from dedloc_kit.dashboard.http.openapi import answering
-from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.schemas import json_answer
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError

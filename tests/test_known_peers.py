@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.memory import (
+from dedloc_kit.known_peers import (
     MAX_PEERS,
     DataRead,
     Memory,

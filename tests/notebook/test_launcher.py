@@ -14,7 +14,7 @@ import pytest
 from dedloc_kit.config.machine import JoinOptions
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
-from dedloc_kit.notebook.taking_part import OTHER_ARGUMENTS, SECRETS, take_part
+from dedloc_kit.notebook.launcher import OTHER_ARGUMENTS, SECRETS, take_part
 from dedloc_kit.session.snapshot import CANNOT, Phase, Snapshot
 from tests.invitations import ORGANIZER
 from tests.notebook.test_panel import widgets_of
@@ -102,7 +102,7 @@ def test_on_colab_the_panel_stands_before_anything_is_asked_and_an_open_run_need
 def test_a_run_by_invitation_asks_for_the_secret_below_its_panel(
     colab: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dedloc_kit.access.personal_code.getpass", lambda question: "")
+    monkeypatch.setattr("dedloc_kit.access.own_code.getpass", lambda question: "")
     cell(colab, tmp_path, "invite")
     assert colab == [f"shows: {SECRETS}", f"asked for {CODE}", "begun with ''", "It is over."]
 

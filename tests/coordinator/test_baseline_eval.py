@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.coordinator.start_line import measure_start
+from dedloc_kit.coordinator.baseline_eval import measure_start
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.task import VocabularyTransfer
 from dedloc_kit.ledger import Ledger, StartPoint
