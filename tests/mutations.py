@@ -208,14 +208,14 @@ MUTATIONS = (
         "tests/swarm/pipeline/test_measuring.py -k for_a_while",
     ),
     Mutation(
-        "a volunteer that boasts has the page ask for helpers",
+        "a volunteer that boasts has the page ask for auxiliary peers",
         "dashboard/live/waiting.py",
         "if run.averaging.overlap and median",
         "if False and median",
         "tests/dashboard/live/test_waiting.py -k boast",
     ),
     Mutation(
-        "helpers are asked for where volunteers' own lines are slow",
+        "auxiliary peers are asked for where volunteers' own lines are slow",
         "dashboard/live/waiting.py",
         "median(uploads) < OWN_LINES * reducing",
         "median(uploads) < 0.0 * reducing",

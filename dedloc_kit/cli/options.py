@@ -13,7 +13,7 @@ INVITATION = "the coordinator's URL, an invitation file, or the run's repository
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN.toml")
+    parser.add_argument("run", type=Path, metavar="RUN.toml", help="the run's configuration, as dedloc init writes it")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
 
 
@@ -38,8 +38,8 @@ def add_folder_of_run(parser: argparse.ArgumentParser, then: str = "") -> None:
     parser.set_defaults(behind_folder=then)
 
 
-def add_person(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+def add_person(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("person", metavar="NAME", help=help)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ _PREPARE = (
     Command("tokenizer", "train the tokenizer that a run names", "our-bert/run.toml", "prepare.tokenizer"),
     Command(
         "images",
-        "measure a run's picture model, and make codes of its pictures",
+        "measure a run's picture model, and encode its pictures",
         "our-drawings/run.toml --shards",
         "prepare.images",
     ),
@@ -53,9 +53,9 @@ _RUN = (
         "run.cooldown",
     ),
     Command(
-        "kick", "send a volunteer away, by its id or name as the live page shows it", "runs/RUN-ID bob", "run.kick"
+        "kick", "ban a volunteer's machine, by its id or name as the live page shows it", "runs/RUN-ID bob", "run.kick"
     ),
-    Command("unban", "let a volunteer come back that was kicked", "runs/RUN-ID bob", "run.kick"),
+    Command("unban", "let a volunteer come back that was kicked or failed a check", "runs/RUN-ID bob", "run.kick"),
     Command(
         "announce",
         "show a message to all volunteers and viewers; an empty one removes it",
@@ -70,7 +70,7 @@ _RUN = (
     ),
     Command(
         "revoke",
-        "withdraw a person's invitations, or lock an account of the Hub out",
+        "withdraw all codes of a person, or lock an account of the Hub out",
         "runs/RUN-ID alice",
         "run.revoke",
     ),
@@ -83,12 +83,16 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
         Command("join", "volunteer this machine", "http://HOST:PORT#ORGANIZER --name Asha"),
         Command(
             "serve",
-            "serve a language model together: begin with a model, or join others",
+            "serve a language model together: begin with a folder or OWNER/NAME@COMMIT, or join others",
             "OWNER/NAME@COMMIT --access invite",
         ),
         Command("chat", "talk with a model: a folder, a run, OWNER/NAME, or a served one", "runs/RUN-ID"),
-        Command("status", "how a run is doing, or a model that is served", "http://HOST:PORT"),
-        Command("doctor", "what keeps this machine from taking part, and how to fix it", "http://HOST:PORT"),
+        Command("status", "how a run is doing: step, loss, who gave most; or a served model", "http://HOST:PORT"),
+        Command(
+            "doctor",
+            "what keeps this machine from taking part: memory, disk, clock; with INVITATION ports and the way to it",
+            "http://HOST:PORT",
+        ),
         Command("demo", "a whole collaboration on this machine", "--volunteers 2 --steps 50"),
     ),
     "for organizers": (
@@ -99,7 +103,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "our-bert/run.toml --volunteers 20xT4@50mbit",
         ),
         Command("launch", "start or resume a run as its coordinator", "our-bert/run.toml --hub OWNER/NAME"),
-        Command("export", "write a trained model as other programs use it", "runs/RUN-ID our-model --to gguf"),
+        Command(
+            "export",
+            "write a run's model as a folder of transformers, or as one GGUF file (--to gguf)",
+            "runs/RUN-ID our-model --to gguf",
+        ),
         Command(
             "evaluate",
             "score a trained model, also beside published ones",

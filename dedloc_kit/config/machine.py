@@ -52,8 +52,8 @@ class PeerConfig(Section):
     task_module: Annotated[str | None, Option(metavar="MODULE")] = None
     """A Python module on this machine that has the run's task, if dedloc_kit itself has not."""
     data: Annotated[dict[str, Path], Option(metavar="NAME=PATH")] = Field(default={})
-    """Your copies of the run's data, tokenizer or start, by the last part of their names. Nothing else of this machine
-    is read, whatever the run names."""
+    """Your copy of the run's data, tokenizer or first model, such as corpus=/data/corpus for OWNER/corpus. Nothing else of
+    this machine is read, whatever the run names."""
     client_mode: Annotated[
         bool | None,
         Option(no="--reachable", no_help="do not test: others can reach this machine, at --swarm-port and, if need be, "
@@ -69,8 +69,8 @@ class PeerConfig(Section):
     ] = None
     """The public address, if this machine has another one."""
     listed: bool = False
-    """Agree that the public invitation names where this machine is: others can then join through it; only if the
-    organizer wants that too."""
+    """Publish this machine's address in the invitation, if the organizer does so: others can then join through it while
+    the coordinator is down."""
     until_step: Annotated[PositiveInt | None, STEPS, Option(metavar="N")] = None
     """Leave after this global step."""
     export: Annotated[Path | None, HIDDEN] = None

@@ -16,8 +16,8 @@ from dedloc_kit.config.places import names_local_files
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.section import public_name
 from dedloc_kit.config.task import Source
+from dedloc_kit.display.auxiliary_peers import LITTLE, AuxiliaryPeers, gain
 from dedloc_kit.display.console import Console
-from dedloc_kit.display.helping import LITTLE, Helpers, gain
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
@@ -48,7 +48,7 @@ def check(
     volunteers: Sequence[Volunteers],
     *,
     coordinator_line: float,
-    helpers: Sequence[Helpers] = (),
+    auxiliary: Sequence[AuxiliaryPeers] = (),
     hosts: Sequence[Hosts] = (),
     compare: Sequence[str] = (),
     offline: bool = False,
@@ -61,7 +61,7 @@ def check(
     Returns the plan; none where no data could be read, or the run is cut into stages.
 
     :param coordinator_line: bytes per second in each direction
-    :param helpers: who lend a line; not to a run in stages
+    :param auxiliary: who lend a line; not to a run in stages
     :param hosts: of a run with experts
     :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param state_bucket_folder: what is shown at `averaging.state_bucket`, if that is the address of a folder
@@ -100,16 +100,16 @@ def check(
         return None
     console.print(_devices(rehearsed, volunteers))
 
-    def predicted(helpers: Sequence[Helpers]) -> Prediction:
-        return predict(run, rehearsed, volunteers, coordinator_line, helpers)
+    def predicted(auxiliary: Sequence[AuxiliaryPeers]) -> Prediction:
+        return predict(run, rehearsed, volunteers, coordinator_line, auxiliary)
 
-    for line in describe_prediction(run, predicted(helpers)):
+    for line in describe_prediction(run, predicted(auxiliary)):
         console.print(line)
-    plan = plan_of(run, rehearsed, volunteers, sum(each.count for each in helpers), predicted(helpers))
-    for line in describe_plan(run, rehearsed, plan, halved(run, rehearsed, volunteers, coordinator_line, helpers)):
+    plan = plan_of(run, rehearsed, volunteers, sum(each.count for each in auxiliary), predicted(auxiliary))
+    for line in describe_plan(run, rehearsed, plan, halved(run, rehearsed, volunteers, coordinator_line, auxiliary)):
         console.print(line)
-    if told := gain(lambda more: predicted(more).step, helpers):
-        console.print(f"helpers       {told}")
+    if told := gain(lambda more: predicted(more).step, auxiliary):
+        console.print(f"auxiliary     {told}")
     return plan
 
 
@@ -140,7 +140,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
-        f"a helper      {size(lender_memory_needed(parameters))} of memory at most, and no GPU "
+        f"auxiliary     {size(lender_memory_needed(parameters))} of memory at most, and no GPU "
         "(dedloc join --auxiliary)",
     ]
     if run.experts is not None:

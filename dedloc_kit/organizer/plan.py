@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.task import SEQUENCE_LENGTH
-from dedloc_kit.display.helping import Helpers
+from dedloc_kit.display.auxiliary_peers import AuxiliaryPeers
 from dedloc_kit.display.human import count, size
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.organizer.prediction import DAY, DEVICES, HERE, Prediction, Volunteers, predict, state_bytes
@@ -37,13 +37,13 @@ class Traffic:
 
 
 def plan_of(
-    run: RunConfig, rehearsed: Rehearsed, volunteers: Sequence[Volunteers], helpers: int, predicted: Prediction
+    run: RunConfig, rehearsed: Rehearsed, volunteers: Sequence[Volunteers], auxiliary: int, predicted: Prediction
 ) -> Plan:
     """The plan for a mix of volunteers whose global step was predicted.
 
-    :param helpers: number of auxiliary peers
+    :param auxiliary: number of auxiliary peers
     """
-    members = 1 + helpers + sum(each.count for each in volunteers)
+    members = 1 + auxiliary + sum(each.count for each in volunteers)
     traffic = traffic_of(rehearsed, members, predicted.step)
     return Plan(
         run_id=run.run_id,
@@ -106,25 +106,25 @@ def halved(
     rehearsed: Rehearsed,
     volunteers: Sequence[Volunteers],
     coordinator_line: float,
-    helpers: Sequence[Helpers] = (),
+    auxiliary: Sequence[AuxiliaryPeers] = (),
 ) -> str:
     """What would halve the time, in a sentence: the smallest change of one kind that does, the cheapest kind first."""
-    now = predict(run, rehearsed, volunteers, coordinator_line, helpers)
+    now = predict(run, rehearsed, volunteers, coordinator_line, auxiliary)
     people = sum(each.count for each in volunteers)
 
     def more(factor: int) -> tuple[float, str]:
         mix = [replace(each, count=each.count * factor) for each in volunteers]
         text = f"{factor * people} such volunteers in place of {people}"
-        return predict(run, rehearsed, mix, coordinator_line, helpers).step, text
+        return predict(run, rehearsed, mix, coordinator_line, auxiliary).step, text
 
     def coordinator(factor: int) -> tuple[float, str]:
         line = coordinator_line * factor
-        return predict(run, rehearsed, volunteers, line, helpers).step, f"a coordinator's line of {_mbit(line)}"
+        return predict(run, rehearsed, volunteers, line, auxiliary).step, f"a coordinator's line of {_mbit(line)}"
 
     def lines(factor: int) -> tuple[float, str]:
         mix = [replace(each, line=each.line * factor) for each in volunteers]
         return (
-            predict(run, rehearsed, mix, coordinator_line * factor, helpers).step,
+            predict(run, rehearsed, mix, coordinator_line * factor, auxiliary).step,
             f"lines {factor} times as fast for all volunteers and the coordinator",
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.display.helping import Helpers
+from dedloc_kit.display.auxiliary_peers import AuxiliaryPeers
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.memory_model import gpu_memory_needed
@@ -67,7 +67,7 @@ DEVICES = {
     "h100": Device(989e12, _HALF, 80e9, 700),
     LAPTOP: Device(384e9, 0.3, 16e9, 45),
 }
-MAX_HELPERS = 1000
+MAX_AUXILIARY = 1000
 HERE = "cpu"
 """Stands for a machine like the one that the rehearsal was on: what it does is measured."""
 
@@ -138,15 +138,15 @@ def read_volunteers(text: str) -> tuple[Volunteers, ...]:
     return tuple(groups)
 
 
-def read_helpers(text: str) -> tuple[Helpers, ...]:
+def read_auxiliary(text: str) -> tuple[AuxiliaryPeers, ...]:
     """Read `3@1gbit,1@100mbit`: how many, on which line. Raises UserError."""
-    helpers = []
+    auxiliary = []
     for part in filter(None, text.split(",")):
         count, at, line = part.strip().partition("@")
-        if not (at and count.isascii() and count.isdigit() and 1 <= int(count) <= MAX_HELPERS):
-            raise UserError(f"'{part.strip()}' says no helpers; write COUNT@LINE, such as 3@1gbit")
-        helpers.append(Helpers(int(count), read_line(line)))
-    return tuple(helpers)
+        if not (at and count.isascii() and count.isdigit() and 1 <= int(count) <= MAX_AUXILIARY):
+            raise UserError(f"'{part.strip()}' says no auxiliary peers; write COUNT@LINE, such as 3@1gbit")
+        auxiliary.append(AuxiliaryPeers(int(count), read_line(line)))
+    return tuple(auxiliary)
 
 
 def read_line(text: str) -> float:
@@ -184,7 +184,7 @@ def predict(
     rehearsed: Rehearsed,
     volunteers: Sequence[Volunteers],
     coordinator_line: float,
-    helpers: Sequence[Helpers] = (),
+    auxiliary: Sequence[AuxiliaryPeers] = (),
 ) -> Prediction:
     """The time of a global step with these volunteers at work.
 
@@ -197,11 +197,11 @@ def predict(
     rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
     uploads = 0.0 if run.averaging.state_bucket is None else UPLOADS
-    members = 1 + sum(each.count for each in volunteers) + sum(each.count for each in helpers)
+    members = 1 + sum(each.count for each in volunteers) + sum(each.count for each in auxiliary)
     lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
     # As if it had so many members more.
     lines.append(Line(1, coordinator_line * members / (members + uploads), reachable=True, gives=False))
-    lines += [Line(each.count, each.line, reachable=True, gives=False) for each in helpers]
+    lines += [Line(each.count, each.line, reachable=True, gives=False) for each in auxiliary]
     coming = 0.0 if uploads else sum(each.count for each in volunteers) / STAY
     giving = sum(line.count * line.rate for line in lines if line.reachable)
     newcomers = min(MOST_FOR_NEWCOMERS, coming * state_bytes(run, rehearsed.parameters) / giving)

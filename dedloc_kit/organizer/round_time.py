@@ -51,7 +51,7 @@ class Line:
 
     :ivar rate: bytes per second, in each direction
     :ivar reachable: they reduce
-    :ivar gives: they have gradients, and may vanish; the coordinator and helpers do not
+    :ivar gives: they have gradients, and may vanish; the coordinator and auxiliary peers do not
     """
 
     count: int

@@ -102,7 +102,7 @@ class ServerConfig(PeerConfig):
     weights: WeightFormat = "bfloat16"
     """How the weights are held: less memory from left to right, and less exact."""
     cache_tokens: Annotated[int, Field(ge=128, le=2**24), Option(metavar="N")] = 8192
-    """Of all texts that are being written, how many tokens this machine remembers."""
+    """Size of the KV cache in tokens, over all texts that are being written."""
     forwarding: Annotated[bool, Option(help="do not connect peers that cannot reach each other")] = True
     """Connect peers that cannot reach each other, if others can reach this machine."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.publishing.bucket_uploading import SHARE
-from dedloc_kit.display.helping import Helpers, gain
+from dedloc_kit.display.auxiliary_peers import AuxiliaryPeers, gain
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed, SampleCost
 from dedloc_kit.organizer.check import describe_prediction
@@ -19,7 +19,7 @@ from dedloc_kit.organizer.prediction import (
     Volunteers,
     fits,
     predict,
-    read_helpers,
+    read_auxiliary,
     read_line,
     read_volunteers,
     samples_per_second,
@@ -110,26 +110,26 @@ def test_a_gpu_is_estimated_by_its_peak_and_this_machine_by_what_it_did() -> Non
 
 
 def test_helpers_are_read_and_what_makes_no_sense_is_refused() -> None:
-    assert read_helpers("") == ()
-    assert read_helpers("3@1gbit, 1@100mbit") == (Helpers(3, 1000 * MBIT), Helpers(1, 100 * MBIT))
+    assert read_auxiliary("") == ()
+    assert read_auxiliary("3@1gbit, 1@100mbit") == (AuxiliaryPeers(3, 1000 * MBIT), AuxiliaryPeers(1, 100 * MBIT))
     for text in ("3", "0@1gbit", "x@1gbit", "2@fast", "5000@1gbit", "-1@1gbit"):
         with pytest.raises(UserError):
-            read_helpers(text)
+            read_auxiliary(text)
 
 
-def with_helpers(volunteers: int, global_batch: int = 4096, line: float = 50 * MBIT) -> dict[int, Prediction]:
+def with_auxiliary(volunteers: int, global_batch: int = 4096, line: float = 50 * MBIT) -> dict[int, Prediction]:
     mix = [Volunteers(volunteers, "t4", line)]
     return {
-        n: predict(run(global_batch), rehearsed(parameters=0), mix, 50 * MBIT, [Helpers(n, 50 * MBIT)] * (n > 0))
+        n: predict(run(global_batch), rehearsed(parameters=0), mix, 50 * MBIT, [AuxiliaryPeers(n, 50 * MBIT)] * (n > 0))
         for n in (0, 1, 2)
     }
 
 
 def test_where_the_coordinators_line_is_the_last_helpers_with_such_a_line_divide_the_time() -> None:
-    found = with_helpers(60)
-    for helpers, predicted in found.items():
-        assert predicted.network == pytest.approx(found[0].network / (1 + helpers), rel=0.05)
-    few = with_helpers(1)
+    found = with_auxiliary(60)
+    for auxiliary, predicted in found.items():
+        assert predicted.network == pytest.approx(found[0].network / (1 + auxiliary), rel=0.05)
+    few = with_auxiliary(1)
     assert few[2].network == pytest.approx(few[0].network, rel=0.02), "a volunteer's own line is the last one there"
 
 
@@ -155,19 +155,20 @@ def test_a_state_is_the_parameters_and_what_the_optimizer_of_global_steps_rememb
     assert {size: state_bytes(each, 1000) for size, each in runs.items()} == {size: 1000 * size for size in runs}
 
 
-def test_the_organizer_is_told_in_plain_words_what_a_helper_would_change() -> None:
-    def told(count: int, line: float, helpers: Sequence[Helpers] = (), own: float = 50 * MBIT) -> str:
+def test_the_organizer_is_told_in_plain_words_what_an_auxiliary_peer_would_change() -> None:
+    def told(count: int, line: float, auxiliary: Sequence[AuxiliaryPeers] = (), own: float = 50 * MBIT) -> str:
         mix = [Volunteers(count, "t4", own)]
-        return gain(lambda more: predict(run(), rehearsed(), mix, line, more).step, helpers)
+        return gain(lambda more: predict(run(), rehearsed(), mix, line, more).step, auxiliary)
 
     assert told(10, 100 * MBIT) == "", "computing takes longer than the network"
     assert told(19, 50 * MBIT) == (
-        "half of your volunteers' time is spent waiting for the coordinator's line; one helper with 100 Mbit/s "
+        "half of your volunteers' time is spent waiting for the coordinator's line; one auxiliary peer with 100 Mbit/s "
         "would end that (dedloc join --auxiliary)"
     )
-    assert "; 2 helpers with 1000 Mbit/s each would end that" in told(60, 100 * MBIT)
-    assert told(60, 100 * MBIT, [Helpers(2, 1000 * MBIT)]) == ""
-    assert "; 5 helpers with 1000 Mbit/s each would leave " in told(1000, 5 * MBIT, own=1000 * MBIT)
-    assert "waiting for the lines of the coordinator and the helpers; one more helper with 1000" in told(
-        60, 100 * MBIT, [Helpers(1, 1000 * MBIT)]
+    assert "; 2 auxiliary peers with 1000 Mbit/s each would end that" in told(60, 100 * MBIT)
+    assert told(60, 100 * MBIT, [AuxiliaryPeers(2, 1000 * MBIT)]) == ""
+    assert "; 5 auxiliary peers with 1000 Mbit/s each would leave " in told(1000, 5 * MBIT, own=1000 * MBIT)
+    assert (
+        "waiting for the lines of the coordinator and the auxiliary peers; one more auxiliary peer with 1000"
+        in told(60, 100 * MBIT, [AuxiliaryPeers(1, 1000 * MBIT)])
     )

@@ -36,7 +36,7 @@ AGES = 1e12
 MEASURED = {16: 13.0, 64: 15.0}
 """Seconds of a round in one group in which nobody dies, by the number of members; parts are four times as long."""
 MEASURED_LENT = {0: 51.5, 1: 31.9, 2: 26.9}
-"""Six clients and so many helpers, all on equal lines (tests/swarm/averaging/test_lent_lines.py)."""
+"""Six clients and so many auxiliary peers, all on equal lines (tests/swarm/averaging/test_lent_lines.py)."""
 MEASURED_DEATH = {128: 35.6}
 """In two rows one dies when the first averages are on their way."""
 MEASURED_IN_ROWS = {256: 25.9, 512: 31.0}
@@ -68,11 +68,11 @@ def test_a_round_takes_as_long_as_it_was_measured(count: int, monkeypatch: pytes
     assert found.vanishing == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("helpers", MEASURED_LENT)
-def test_clients_and_helpers_take_as_long_as_it_was_measured(helpers: int) -> None:
-    clients, reducers = Line(6, 100_000.0, reachable=False), Line(1 + helpers, 100_000.0, reachable=True, gives=False)
+@pytest.mark.parametrize("auxiliary", MEASURED_LENT)
+def test_clients_and_helpers_take_as_long_as_it_was_measured(auxiliary: int) -> None:
+    clients, reducers = Line(6, 100_000.0, reachable=False), Line(1 + auxiliary, 100_000.0, reachable=True, gives=False)
     found = round_time([clients, reducers], 1.4e6 * 4.13 / 8, 1.4e6 * 4.13 / 8, AGES)
-    assert found.exchanging == pytest.approx(MEASURED_LENT[helpers], rel=0.1)
+    assert found.exchanging == pytest.approx(MEASURED_LENT[auxiliary], rel=0.1)
 
 
 @pytest.mark.parametrize("count", MEASURED_DEATH)

@@ -31,15 +31,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--volunteers",
         default="20xT4@50mbit,5xCPU",
         metavar="MIX",
-        help="COUNTxDEVICE@LINE and so on, such as 5xT4,3xlaptop, with /open behind those whom others can reach; CPU "
-        "is a machine like this one; default: %(default)s",
+        help="COUNTxDEVICE@LINE and so on, such as 5xT4@50mbit,2xCPU@1gbit/open: CPU is a machine like this one, /open "
+        "says that others can reach them; default: %(default)s",
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
     parser.add_argument(
-        "--helpers",
+        "--auxiliary",
         default="",
         metavar="MIX",
-        help="who lends a line (dedloc join --auxiliary): COUNT@LINE and so on, such as 3@1gbit; default: nobody",
+        help="peers that only average (dedloc join --auxiliary): COUNT@LINE and so on, such as 3@1gbit; default: none",
     )
     parser.add_argument(
         "--hosts",
@@ -53,9 +53,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OWNER/NAME",
-        help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
+        help="compare the run's tokenizer on the held-out text with this one, of the Hub or a folder; may be repeated",
     )
-    parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
+    parser.add_argument("--offline", action="store_true", help="read nothing from the Hub")
     add_options(parser, JoinOptions, *_TRIED_WITH)
     add_json(parser, Checked)
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     from dedloc_kit.display.console import print_json
     from dedloc_kit.organizer.check import check
     from dedloc_kit.organizer.experts import read_hosts
-    from dedloc_kit.organizer.prediction import read_helpers, read_line, read_volunteers
+    from dedloc_kit.organizer.prediction import read_auxiliary, read_line, read_volunteers
     from dedloc_kit.records.plan import write_plan
 
     run, console = run_of(options), console_for(options)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         run,
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
-        helpers=read_helpers(options.helpers),
+        auxiliary=read_auxiliary(options.auxiliary),
         hosts=read_hosts(options.hosts),
         compare=options.compare,
         offline=options.offline,

@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "folder that transformers loads, or OWNER/NAME on the Hub",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
-    parser.add_argument("--to", choices=["transformers", "gguf"], default="transformers", help="default: transformers")
+    parser.add_argument("--to", choices=["transformers", "gguf"], default="transformers", help="default: %(default)s")
     parser.add_argument(
         "--type",
         choices=["f16", "f32", "q8_0"],

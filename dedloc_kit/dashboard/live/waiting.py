@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.display.helping import MUCH, Helpers, gain
+from dedloc_kit.display.auxiliary_peers import MUCH, AuxiliaryPeers, gain
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.records.steps import GlobalStep
 
@@ -12,7 +12,7 @@ ROUNDS = 5
 """Fewer say little."""
 OWN_LINES = 0.5
 """Where volunteers send at less than this part of what those who average could take from each, it is their own lines
-that are slow, and no helper changes that."""
+that are slow, and no auxiliary peer changes that."""
 
 
 def advice(run: RunConfig, steps: Sequence[GlobalStep], peers: Sequence[PeerSeen]) -> str:
@@ -36,8 +36,8 @@ def advice(run: RunConfig, steps: Sequence[GlobalStep], peers: Sequence[PeerSeen
     if run.averaging.overlap and median(step.compute or 0.0 for step in seen) > MUCH * usual:
         return ""  # batches fill while rounds go on, and when these are done nobody has waited
 
-    def step(helpers: Sequence[Helpers]) -> float:
-        lent = sum(each.count * each.line for each in helpers)
+    def step(auxiliary: Sequence[AuxiliaryPeers]) -> float:
+        lent = sum(each.count * each.line for each in auxiliary)
         return max(run.global_batch / rate, usual - average * lent / (reducing + lent))
 
     return gain(step, ())

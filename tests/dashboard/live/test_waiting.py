@@ -14,7 +14,7 @@ from tests.dashboard.runs import COORDINATOR, RUN, joined, seen
 
 MBIT = 1e6 / 8
 TOLD = (
-    "half of your volunteers' time is spent waiting for the coordinator's line; one helper with 100 Mbit/s would end "
+    "half of your volunteers' time is spent waiting for the coordinator's line; one auxiliary peer with 100 Mbit/s would end "
     "that (dedloc join --auxiliary)"
 )
 
@@ -48,7 +48,7 @@ def exact() -> RunConfig:
     return RUN.model_copy(update={"averaging": RUN.averaging.model_copy(update={"overlap": False})})
 
 
-def test_where_rounds_take_twice_as_long_as_computing_one_line_says_which_helper_would_end_that() -> None:
+def test_where_rounds_take_twice_as_long_as_computing_one_line_says_which_auxiliary_peer_would_end_that() -> None:
     assert advice(RUN, steps(), peers()) == TOLD, "64 samples take the two 32 s, and a step takes 64"
     assert advice(RUN, steps(), peers(rate=0.5)) == "", "computing takes as long"
 

@@ -20,10 +20,16 @@ class PersonalCode(BaseModel):
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_folder_of_run(parser, then="person")
-    add_person(parser)
-    parser.add_argument("--days", type=positive, default=30, metavar="N", help="how long it is good for")
+    add_person(parser, "a name of your choice for them")
     parser.add_argument(
-        "--machines", type=positive, default=MACHINES, metavar="N", help="how many may take part at a time"
+        "--days", type=positive, default=30, metavar="N", help="how long it is good for; default: %(default)s"
+    )
+    parser.add_argument(
+        "--machines",
+        type=positive,
+        default=MACHINES,
+        metavar="N",
+        help="how many may take part at a time; default: %(default)s",
     )
     add_json(parser, PersonalCode)
 

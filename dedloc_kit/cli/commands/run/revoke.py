@@ -8,7 +8,7 @@ from dedloc_kit.display.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_folder_of_run(parser, then="person")
-    add_person(parser)
+    add_person(parser, "the name that they were invited under, or their account")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ MBIT = 1e6 / 8
 
 
 @dataclass(frozen=True)
-class Helpers:
+class AuxiliaryPeers:
     """Some who lend a line (`dedloc join --auxiliary`) and train nothing."""
 
     count: int
@@ -19,9 +19,11 @@ class Helpers:
     """Bytes per second in each direction."""
 
 
-OFFERS = tuple(Helpers(number, line * MBIT) for line, most in ((100, 1), (1000, 5)) for number in range(1, most + 1))
+OFFERS = tuple(
+    AuxiliaryPeers(number, line * MBIT) for line, most in ((100, 1), (1000, 5)) for number in range(1, most + 1)
+)
 """In the order in which they are easier to find."""
-ENDLESS = Helpers(1, 1e6 * MBIT)
+ENDLESS = AuxiliaryPeers(1, 1e6 * MBIT)
 
 
 def waiting(step: float, ideal: float) -> float:
@@ -29,25 +31,25 @@ def waiting(step: float, ideal: float) -> float:
     return max(0.0, 1.0 - ideal / step)
 
 
-def gain(step: Callable[[Sequence[Helpers]], float], helpers: Sequence[Helpers]) -> str:
-    """What a run with these helpers would gain from more; empty if that is little.
+def gain(step: Callable[[Sequence[AuxiliaryPeers]], float], auxiliary: Sequence[AuxiliaryPeers]) -> str:
+    """What a run with these auxiliary peers would gain from more; empty if that is little.
 
-    :param step: seconds of a global step with such helpers
+    :param step: seconds of a global step with such auxiliary peers
     """
-    now, ideal = step(helpers), step([*helpers, ENDLESS])
+    now, ideal = step(auxiliary), step([*auxiliary, ENDLESS])
     lost = waiting(now, ideal)
     if lost < MUCH:
         return ""
-    left = [(waiting(step([*helpers, offer]), ideal), offer) for offer in OFFERS]
+    left = [(waiting(step([*auxiliary, offer]), ideal), offer) for offer in OFFERS]
     enough = next((offer for rest, offer in left if rest <= LITTLE), None)
     rest, best = min(left, key=lambda found: found[0])
     if enough is None and lost - rest < MUCH:
         return ""
     offer = enough or best
-    more = "more " if helpers else ""
-    who = f"one {more}helper" if offer.count == 1 else count(offer.count, f"{more}helper")
+    more = "more " if auxiliary else ""
+    who = f"one {more}auxiliary peer" if offer.count == 1 else count(offer.count, f"{more}auxiliary peer")
     does = "would end that" if enough else f"would leave {_part(rest)}"
-    line = "the coordinator's line" if not helpers else "the lines of the coordinator and the helpers"
+    line = "the coordinator's line" if not auxiliary else "the lines of the coordinator and the auxiliary peers"
     return (
         f"{_part(lost)} of your volunteers' time is spent waiting for {line}; {who} with "
         f"{offer.line / MBIT:g} Mbit/s {'each ' if offer.count > 1 else ''}{does} (dedloc join --auxiliary)"
