@@ -52,8 +52,8 @@ class PeerConfig(Section):
     task_module: Annotated[str | None, Option(metavar="MODULE")] = None
     """A Python module on this machine that has the run's task, if dedloc_kit itself has not."""
     data: Annotated[dict[str, Path], Option(metavar="NAME=PATH")] = Field(default={})
-    """Your copy of the run's data, tokenizer or first model, such as corpus=/data/corpus for OWNER/corpus. Nothing else of
-    this machine is read, whatever the run names."""
+    """Your copy of the run's data, tokenizer or first model, such as corpus=/data/corpus for OWNER/corpus. Nothing else
+    of this machine is read, whatever the run names."""
     client_mode: Annotated[
         bool | None,
         Option(no="--reachable", no_help="do not test: others can reach this machine, at --swarm-port and, if need be, "

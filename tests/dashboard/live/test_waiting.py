@@ -14,8 +14,8 @@ from tests.dashboard.runs import COORDINATOR, RUN, joined, seen
 
 MBIT = 1e6 / 8
 TOLD = (
-    "half of your volunteers' time is spent waiting for the coordinator's line; one auxiliary peer with 100 Mbit/s would end "
-    "that (dedloc join --auxiliary)"
+    "half of your volunteers' time is spent waiting for the coordinator's line; one auxiliary peer with 100 Mbit/s "
+    "would end that (dedloc join --auxiliary)"
 )
 
 
