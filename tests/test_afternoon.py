@@ -243,7 +243,7 @@ def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
         hub.commits["us/base"] = [files_of(Path("base"))]
         start = f"us/base@{hub.revision('us/base')}"
-        run, folder = prepared(hub, ["continue", "--start", start], changes), tmp_path / "run"
+        run, folder = prepared(hub, ["continue", "--init-from", start], changes), tmp_path / "run"
         with launched(run, folder):
             ledger = Ledger(folder / "ledger.sqlite", read_only=True)
             wait_until(lambda: ledger.start() is not None, "the start is not measured", 120.0)

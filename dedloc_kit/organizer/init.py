@@ -137,7 +137,7 @@ def _completed(plan: Plan) -> RunConfig:
     if plan.language is not None and not with_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
     if plan.start is not None and "init_from" not in base.task.options:
-        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose continue or chat")
+        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --init-from out, or choose continue or chat")
     if draws(base) and plan.evaluation is not None:
         raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
     if plan.language is not None:

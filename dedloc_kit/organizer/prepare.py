@@ -39,7 +39,7 @@ def prepare_demo(name: str, folder: Path, start: str | None = None) -> RunConfig
     tokenizer, named = (run.task.options.get(key) for key in ("tokenizer", "init_from"))
     if start is not None:
         if named is None:
-            raise UserError(f"the recipe {name} begins untrained; leave --from out, or choose the recipe chat")
+            raise UserError(f"the recipe {name} begins untrained; leave --init-from out, or choose the recipe chat")
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
@@ -47,7 +47,7 @@ def prepare_demo(name: str, folder: Path, start: str | None = None) -> RunConfig
     elif isinstance(named, str) and named.endswith(_UNNAMED):
         raise UserError(
             f"the recipe {name} goes on from a model; make one with: dedloc demo --recipe gpt --keep FOLDER, and add "
-            "--from FOLDER"
+            "--init-from FOLDER"
         )
     elif isinstance(named, str) and _lacking(named):
         raise UserError(f"the recipe {name} goes on from a model in {named}; make it as {source / 'README.md'} says")

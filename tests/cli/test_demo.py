@@ -82,7 +82,7 @@ def test_the_documented_way_leads_from_training_to_a_model_that_answers(tmp_path
     assert first.returncode == 0, first.stdout + first.stderr
     assert_refused(dedloc(*train, *SHORT, "4", folder=tmp_path), "exists already", "--keep")
     assert_refused(
-        dedloc("demo", "--recipe", "chat", *SHORT, "4", folder=tmp_path), "goes on from a model", "--from FOLDER"
+        dedloc("demo", "--recipe", "chat", *SHORT, "4", folder=tmp_path), "goes on from a model", "--init-from FOLDER"
     )
 
     for command in (export, to_gguf):

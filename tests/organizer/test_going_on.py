@@ -1,4 +1,4 @@
-"""`dedloc demo --from`: what a recipe goes on from."""
+"""`dedloc demo --init-from`: what a recipe goes on from."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def test_the_demo_of_a_chat_goes_on_from_a_model_whose_shape_context_and_tokeniz
 
 
 def test_the_demo_of_a_chat_without_a_model_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^the recipe chat goes on from a model; make one with: .* --from FOLDER$"):
+    with pytest.raises(UserError, match=r"^the recipe chat goes on from a model; make one with: .* --init-from FOLDER$"):
         prepare_demo("chat", tmp_path)
 
 
@@ -53,7 +53,7 @@ def test_the_demo_of_a_chat_without_a_model_says_how_to_make_one(tmp_path: Path)
         (
             "albert-demo",
             "causal-model",
-            "^the recipe albert-demo begins untrained; leave --from out, or",
+            "^the recipe albert-demo begins untrained; leave --init-from out, or",
         ),
         ("chat", "encoder-model", r'a modernbert is for the task encoder; set task\.name = "encoder"'),
         ("chat", "corpus", "corpus is neither a run's folder"),

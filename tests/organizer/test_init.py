@@ -74,7 +74,7 @@ def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixtur
     start = f"owner/model@{'0123456789' * 4}"
     told = []
     for name, more in (("ours", []), ("theirs", ["--evaluation", "a/b"])):
-        assert main(["init", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
+        assert main(["init", name, "--recipe", "continue", *WIKIPEDIA, "--init-from", start, *more]) == 0
         assert load_run(Path(f"{name}/run.toml")).task.options["init_from"] == start
         told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
     assert [line.partition("    #")[0] for line in told] == [
@@ -190,10 +190,10 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
         (("--recipe", "sahajbert", "--dataset", "a/b:c=77%"), "'a/b:c=77%' is no dataset"),
         (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengalli"), "the nearest are Bengali (bn)"),
         (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
-        (("--recipe", "continue", *WIKIPEDIA, "--start", "owner/model"), "'owner/model' names no commit of a model"),
+        (("--recipe", "continue", *WIKIPEDIA, "--init-from", "owner/model"), "'owner/model' names no commit of a model"),
         (("--recipe", "text-to-image", "--dataset", "a/b", "--evaluation", "a/b"), "leave --evaluation out"),
         (("--recipe", "text-to-image", "--dataset", "a/b=0.5"), "'a/b=0.5' can have no weight; leave =0.5 out"),
-        (("--recipe", "gpt", *WIKIPEDIA, "--start", "owner/model"), "the recipe gpt begins untrained"),
+        (("--recipe", "gpt", *WIKIPEDIA, "--init-from", "owner/model"), "the recipe gpt begins untrained"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_with_its_flag_and_nothing_is_written(

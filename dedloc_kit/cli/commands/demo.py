@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="keep the run there; 'dedloc serve FOLDER/coordinator' serves what it has trained",
     )
     parser.add_argument(
-        "--from",
+        "--init-from",
         dest="start",
         metavar="FOLDER",
         help="with the recipe chat: go on from what another demo has kept, or from any run or model on this machine",

@@ -16,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="NAME", help="what it is to be, such as gpt; without it you are told of all"
     )
     parser.add_argument(
-        "--start",
+        "--init-from",
         metavar="OWNER/NAME@COMMIT",
         help="with the recipes continue and chat: the model on the Hub",
     )
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         options.evaluation,
         None if options.language is None else ",".join(options.language),
         options.about,
-        options.start,
+        options.init_from,
     )
     console = Console(highlight=False, markup=False, soft_wrap=True)
     folder = init(plan, tell=console.print)

@@ -42,14 +42,14 @@ _COMPARED = ".compared"
 def check_learns_text(run: RunConfig) -> None:
     """Raise UserError for a task whose data is no plain text."""
     options, name = run.task.options, run.task.name
-    if name == "chat" or "pictures" in options or not options.keys() & {"tokenizer", "start", "init_from"}:
+    if name == "chat" or "pictures" in options or not options.keys() & {"tokenizer", "init_from"}:
         raise UserError(f"the task '{name}' learns from no plain text, so there is no corpus to clean")
 
 
 def prepare_corpus(
     run: RunConfig, folder: Path, languages: Sequence[str], display: Display, sizes: Sizes = SIZES
 ) -> Progress:
-    """Write the run's training text, `data.decay` too, without bad lines and documents, other languages, held-out text
+    """Write the run's training text, `data.cooldown` too, without bad lines and documents, other languages, held-out text
     and copies of earlier documents. Each source has a subfolder; it is missing if nothing of the source is left.
 
     Returns the totals. Raises UserError if the folder exists, a source cannot be used, a package is missing, or nothing
