@@ -190,7 +190,10 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
         (("--recipe", "sahajbert", "--dataset", "a/b:c=77%"), "'a/b:c=77%' is no dataset"),
         (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengalli"), "the nearest are Bengali (bn)"),
         (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
-        (("--recipe", "continue", *WIKIPEDIA, "--init-from", "owner/model"), "'owner/model' names no commit of a model"),
+        (
+            ("--recipe", "continue", *WIKIPEDIA, "--init-from", "owner/model"),
+            "'owner/model' names no commit of a model",
+        ),
         (("--recipe", "text-to-image", "--dataset", "a/b", "--evaluation", "a/b"), "leave --evaluation out"),
         (("--recipe", "text-to-image", "--dataset", "a/b=0.5"), "'a/b=0.5' can have no weight; leave =0.5 out"),
         (("--recipe", "gpt", *WIKIPEDIA, "--init-from", "owner/model"), "the recipe gpt begins untrained"),

@@ -49,8 +49,8 @@ def check_learns_text(run: RunConfig) -> None:
 def prepare_corpus(
     run: RunConfig, folder: Path, languages: Sequence[str], display: Display, sizes: Sizes = SIZES
 ) -> Progress:
-    """Write the run's training text, `data.cooldown` too, without bad lines and documents, other languages, held-out text
-    and copies of earlier documents. Each source has a subfolder; it is missing if nothing of the source is left.
+    """Write the run's training text, `data.cooldown` too, without bad lines and documents, other languages, held-out
+    text and copies of earlier documents. Each source has a subfolder; it is missing if nothing of the source is left.
 
     Returns the totals. Raises UserError if the folder exists, a source cannot be used, a package is missing, or nothing
     is left. Finished work stays beside `folder`, and the next call resumes from it.
