@@ -131,9 +131,12 @@ def test_the_documents_keep_to_their_lengths() -> None:
 
 
 def test_the_readme_names_every_folder_of_the_package_once() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| in `dedloc_kit/` |")[2]
-    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    named = re.findall(r"`([a-z_]+/|[a-z_]+\.py)`", " ".join(rows))
-    assert [name for name in named if not (PACKAGE / name).exists()] == []
+    listing = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("`dedloc_kit/`:\n\n```\n")[2].partition("```")[0]
+    )
+    names = [name for line in listing.splitlines() for name in re.split(r" {2,}", line)[0].split()]
+    assert [name for name in names if not (PACKAGE / name).exists()] == []
     folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
-    assert sorted(name for name in named if name.endswith("/")) == sorted(folders)
+    assert sorted(name for name in names if name.endswith("/")) == sorted(folders)
+    inside = re.findall(r"(?<![\w/])((?:[a-z_]+/)*[a-z_]+\.py)", listing)
+    assert [name for name in inside if not list(PACKAGE.rglob(name))] == []

@@ -102,7 +102,11 @@ COMMANDS: dict[str, tuple[Command, ...]] = {
             "whether a run can work, what it takes, and how long",
             "our-bert/run.toml --volunteers 20xT4@50mbit",
         ),
-        Command("launch", "start or resume a run as its coordinator", "our-bert/run.toml --hub OWNER/NAME"),
+        Command(
+            "launch",
+            "start or resume a run as its coordinator; --hub pushes its model to the Hub",
+            "our-bert/run.toml --hub OWNER/NAME",
+        ),
         Command(
             "export",
             "write a run's model as a folder of transformers, or as one GGUF file (--to gguf)",

@@ -103,11 +103,11 @@ class JoinOptions(PeerConfig):
     stage: Annotated[int | None, Field(ge=0, lt=MAX_STAGES), Option(metavar="N")] = None
     """Of a run in stages: the one to hold, from 0 on; default: the one that lacks peers most."""
     drive_only: bool = False
-    """In a run in stages: hold none, and send batches of data through those of others; takes little memory."""
+    """In a run in stages: hold no stage; send batches through the stages of others. It takes little memory."""
     host_experts: bool = False
     """In a run with experts: hold some of them for all, in up to half of the memory that is free, and train."""
     auxiliary: bool = False
-    """Train nothing, and average for others: for a machine that they can reach, without a GPU."""
+    """Do not train, only average for others: for a machine without a GPU that they can reach."""
     give_state: bool = False
     """With --auxiliary: hold the training state as well, and give it to newcomers: that takes many times the memory."""
 

@@ -23,8 +23,8 @@ _TRIED_WITH = ("microbatch", "task_module", "devices", "threads")
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Open a run's data, put one microbatch through its model on this machine, and predict how long a global step "
-        "and the whole run take with these volunteers."
+        "Open a run's data, put one microbatch through its model on this machine, and predict what the run takes with "
+        "these volunteers: time of a step and in all, memory, traffic, electricity, the loss to expect."
     )
     add_run(parser)
     parser.add_argument(

@@ -17,8 +17,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         f"{parser.description}\n\n"
         f"How often it evaluates, saves and pushes, when it alerts, TLS and more stand in {COORDINATOR_FILE} beside "
-        f"RUN.toml, which 'dedloc init' writes: {', '.join(in_file_only())}. There the options below may stand as "
-        "well, with _ for -; what is typed counts more.\n\n"
+        f"RUN.toml, which 'dedloc init' writes: {', '.join(in_file_only())}. That file takes the options below too, "
+        "with _ for -; an option that is typed takes precedence.\n\n"
         "The last three checkpoints stay, the best one, and the last one of each of the last seven days."
     )
     add_run(parser)

@@ -25,9 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_code(parser)
     name = "to begin: the swarm's name; to join: yours, shown on the page"
     add_options(parser, ServerConfig, helps={"name": name})
-    begin = parser.add_argument_group(
-        "to begin: who may take part, the page, and who is told of layers without servers"
-    )
+    begin = parser.add_argument_group("only for the first server, which begins: who may take part, the page, alerts")
     begin.add_argument("--about", default="", metavar="TEXT", help="a sentence or two for volunteers")
     begin.add_argument(
         "--access",

@@ -8,9 +8,7 @@ from dedloc_kit.display.console import Console
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_folder_of_run(parser, then="step")
-    parser.add_argument(
-        "step", metavar="STEP", help="of the checkpoint, of which the run's folder has some; 0: untrained"
-    )
+    parser.add_argument("step", metavar="STEP", help="global step of a checkpoint in RUN/checkpoints; 0: untrained")
     parser.add_argument(
         "--rate", default="1", metavar="FACTOR", help="of the learning rate, such as 0.5; default: 1, as it was"
     )
