@@ -189,7 +189,7 @@ def test_a_command_for_organizers_says_what_to_install_where_it_is_missing(comma
 @pytest.mark.real
 def test_whoever_only_takes_part_needs_nothing_that_organizers_install() -> None:
     roles = "from dedloc_kit import worker; from dedloc_kit.roles import volunteer, collector, rehearsal"
-    session = "from dedloc_kit.session import display; from dedloc_kit.notebook import generate, join, panel"
+    session = "from dedloc_kit.session import terminal; from dedloc_kit.notebook import generate, join, panel"
     before = (
         "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, init, prepare, prepare_tokens"
     )
