@@ -1631,8 +1631,8 @@ MUTATIONS = (
     Mutation(
         "anybody says which version of a run's model is the newest",
         "swarm/network/kinds.py",
-        'Kind("release", Release, 1024, 7 * 86400.0, organizers=True)',
-        'Kind("release", Release, 1024, 7 * 86400.0)',
+        "Kind(Release, 1024, 7 * 86400.0, organizers=True)",
+        "Kind(Release, 1024, 7 * 86400.0)",
         "tests/swarm/network/test_keeper.py -k 'version and somebody'",
     ),
     Mutation(
