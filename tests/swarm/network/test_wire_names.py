@@ -36,6 +36,7 @@ from dedloc_kit.swarm.network.kinds import (
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.p2p.adapters import SignedDigest
 from dedloc_kit.swarm.remote.greeting import Credential
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.standing import Standing
@@ -46,16 +47,17 @@ RUN: dict[str, Any] = {"run_id": "demo-0123456789abcdef"}
 HASH = bytes(range(32))
 AT: dict[str, Any] = {"step": 3, "round": "cd", "samples": 8, "samples_per_second": 1.5}
 OFFER = RUN | {"client_mode": True, "addresses": (), "device": "T4", "name": "asha", "session": "ab", "time": 1.5}
-GAVE = RUN | {"step": 3, "session": "ab", "samples": 8, "session_samples": 16, "loss": 2.5, "name": "asha", "time": 1.5}
-PLEDGED: dict[str, Any] = {**dict.fromkeys(("parts", "before", "after", "work"), HASH), "group": "cd", "microbatches": 2}
+GAVE = RUN | {"step": 3, "session": "ab", "samples": 8, "session_samples": 16, "loss": 2.5, "name": "", "time": 1.5}
+ROOTS: dict[str, Any] = dict.fromkeys(("parts", "before", "after", "work"), HASH)
+PLEDGED = ROOTS | {"group": "cd", "microbatches": 2}
 ACCEPTED = Acknowledgement(group="cd", ballot=1, roll=HASH, average=HASH)
 MEMBER = Member(peer="QmAsha", bandwidth=1e6, client_mode=False, group_size=2)
 
 GOLDEN: dict[str, SignedRecord] = {
     "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
     "ee689bf52918a62c": Reached(**RUN, peer="QmAsha", host="192.0.2.1", port=4001, time=1.5),
-    "9d0608f517c8c0e0": Contribution(**GAVE),
-    "2f68ceabccc74e89": Pledged(**GAVE, **PLEDGED),
+    "a5870f403c2bfe05": Contribution(**GAVE),
+    "477d751b7543c0fb": Pledged(**GAVE, **PLEDGED),
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
     "eeb540d6c4014353": Rewind(**RUN, step=9, round="cd", checkpoint=4, rate=0.5, time=1.5),
     "0ed09423de963231": Notice(**RUN, time=1.5, refused=HASH[:8], step=3, round="cd"),
@@ -74,6 +76,7 @@ GOLDEN: dict[str, SignedRecord] = {
     "a67973052b876db7": Proposal(group="cd", ballot=1, roll=HASH, average=b""),
     "375b28531cb659ee": ACCEPTED,
     "9276085e4d140a45": Promise(group="cd", ballot=2, acknowledged=ACCEPTED),
+    "096c0e13e7180b91": SignedDigest(digest=HASH),
 }
 """By the beginning of the SHA-256 of what is signed."""
 
