@@ -94,14 +94,14 @@ class KeySigner:
     def __init__(self, signer: identity.Signer) -> None:
         self._signer, self.peer = signer, signer.peer
 
-    def sign(self, content: bytes, /) -> str:
+    def sign(self, content: bytes) -> str:
         return b64encode(self._signer.sign(_digest(content))).decode()
 
 
 class KeyVerifier:
     """`Verifier` of RSA signatures, which bring their author's public key: a peer's id is its hash."""
 
-    def valid(self, author: str, content: bytes, signature: str, /) -> bool:
+    def valid(self, author: str, content: bytes, signature: str) -> bool:
         try:
             return identity.opened(SignedDigest, b64decode(signature, validate=True)) == (author, _digest(content))
         except ValueError:

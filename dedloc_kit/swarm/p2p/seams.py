@@ -172,7 +172,7 @@ class Signer(Protocol):
     def peer(self) -> str:
         """This peer."""
 
-    def sign(self, content: bytes, /) -> str:
+    def sign(self, content: bytes) -> str:
         """Return a signature: base64 of at most 1280 characters that names its author.
 
         The content begins with what it is (the record's `wire` name), so that it means nothing elsewhere.
@@ -182,5 +182,5 @@ class Signer(Protocol):
 class Verifier(Protocol):
     """Checks the signatures of all peers."""
 
-    def valid(self, author: str, content: bytes, signature: str, /) -> bool:
+    def valid(self, author: str, content: bytes, signature: str) -> bool:
         """Whether the author has signed this content. Raises nothing, whatever the text is."""

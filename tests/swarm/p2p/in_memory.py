@@ -263,7 +263,7 @@ class MemorySigner:
     def __init__(self, world: World, peer: str) -> None:
         self._world, self.peer = world, peer
 
-    def sign(self, content: bytes, /) -> str:
+    def sign(self, content: bytes) -> str:
         return hashlib.sha256(f"{self._world.seed}|{self.peer}|".encode() + content).hexdigest()
 
 
@@ -271,5 +271,5 @@ class MemoryVerifier:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def valid(self, author: str, content: bytes, signature: str, /) -> bool:
+    def valid(self, author: str, content: bytes, signature: str) -> bool:
         return MemorySigner(self._world, author).sign(content) == signature
