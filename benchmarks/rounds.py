@@ -37,7 +37,7 @@ from torch import Tensor
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
-from dedloc_kit.records.record import Record
+from dedloc_kit.records.record import SignedRecord
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import Member
@@ -67,7 +67,7 @@ SAMPLES = (4, 12)
 ROUNDS = ((256, 100), (512, 20), (math.inf, 5))
 """Up to how many peers how many rounds."""
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SignedRecord)
 
 
 def main() -> int:
@@ -168,7 +168,7 @@ class SharedSigner:
     def __init__(self, name: str, signer: Signer, shared: Shared) -> None:
         self._name, self._signer, self._shared = name, signer, shared
 
-    def sign(self, record: Record) -> bytes:
+    def sign(self, record: SignedRecord) -> bytes:
         return bytes(MSGPackSerializer.dumps([self._name, self._signer.sign(record)]))
 
     def open(self, kind: type[R], data: bytes) -> tuple[str, R]:

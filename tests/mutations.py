@@ -1645,8 +1645,8 @@ MUTATIONS = (
     Mutation(
         "anybody says which version of a run's model is the newest",
         "swarm/network/kinds.py",
-        'Kind("release", Release, 1024, 7 * 86400.0, organizers=True)',
-        'Kind("release", Release, 1024, 7 * 86400.0)',
+        "Kind(Release, 1024, 7 * 86400.0, organizers=True)",
+        "Kind(Release, 1024, 7 * 86400.0)",
         "tests/swarm/network/test_keeper.py -k 'version and somebody'",
     ),
     Mutation(
@@ -3202,6 +3202,41 @@ MUTATIONS = (
         "loose = self._state.loose if self._checked else",
         "loose = frozenset[int]() if self._checked else",
         "tests/swarm/hostile/test_catchup.py -k no_buffers",
+    ),
+    Mutation(
+        "a subclass takes over the wire name of its base",
+        "records/record.py",
+        'if hasattr(cls, "wire") and "wire" not in vars(cls):',
+        "if False:",
+        "tests/swarm/network/test_wire_names.py -k take_over",
+    ),
+    Mutation(
+        "what is signed as one kind of record is valid as another",
+        "swarm/network/identity.py",
+        "key=kind.wire.encode()",
+        'key=b""',
+        "tests/swarm/network/test_wire_names.py -k 'pledged or renamed'",
+    ),
+    Mutation(
+        "a signature of other content is valid",
+        "swarm/p2p/adapters.py",
+        "== (author, _digest(content))",
+        "[0] == author",
+        "tests/swarm/p2p/test_contract.py -k author_and_content",
+    ),
+    Mutation(
+        "a name leads out of a disk's folder",
+        "swarm/p2p/local.py",
+        "if not _NAME.fullmatch(name):",
+        "if not name:",
+        "tests/swarm/p2p/test_contract.py -k no_files_elsewhere",
+    ),
+    Mutation(
+        "a file is written in place",
+        "swarm/p2p/local.py",
+        'temporary = path.with_name(f".{path.name}.tmp")',
+        "temporary = path",
+        "tests/swarm/p2p/test_contract.py -k holds_what_it_held",
     ),
     Mutation(
         "what is signed can be spelled in two ways",

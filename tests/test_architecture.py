@@ -48,7 +48,7 @@ ORDER = (
 ROOMS = (
     {"incidents"},
     {"network"},
-    {"trust"},
+    {"p2p", "trust"},
     {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},

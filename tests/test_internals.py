@@ -43,7 +43,7 @@ def test_the_paths_exist() -> None:
 def test_each_folder_of_the_package_has_a_line() -> None:
     folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*/__init__.py")} - {"."}
     table = PAGE.split("| folder | contents |")[1].split("\n\n")[0]
-    named = re.findall(r"`([a-z_/]+)/`", "".join(row.split("|")[1] for row in table.splitlines()[2:]))
+    named = re.findall(r"`([a-z0-9_/]+)/`", "".join(row.split("|")[1] for row in table.splitlines()[2:]))
     assert sorted(named) == sorted(folders)
 
 

@@ -127,7 +127,7 @@ def _measured(nodes: Sequence[Node], kind: Kind[Any], everyone: Sequence[Signer]
         size = max(nodes[0].run_coroutine(partial(_size_of, key)) for key in set(keys))
     middle = steps // 2
     return Stand(
-        kind=kind.name,
+        kind=kind.record.wire,
         keys=len(set(keys)),
         peers=len(everyone),
         steps=steps,

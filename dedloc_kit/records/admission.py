@@ -1,17 +1,19 @@
 """What a peer and the organizer say until the peer may take part, and what it may show others then."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from dedloc_kit.records.record import PeerId, PeerText, Reason, Record, RunId, Time
+from dedloc_kit.records.record import PeerId, PeerText, Reason, Record, RunId, SignedRecord, Time
 
 TOKEN_SECONDS = 3600.0
 """How long a token lasts; who was sent away gets no other."""
 
 
-class Token(Record):
+class Token(SignedRecord):
     """What the organizer signs for a peer that may take part, as one record; it is worth nothing to any other peer."""
+
+    wire: ClassVar[str] = "token"
 
     run_id: RunId
     peer: PeerId
@@ -21,8 +23,10 @@ class Token(Record):
     expires: Time
 
 
-class Reached(Record):
+class Reached(SignedRecord):
     """What the organizer signs for a peer that it could reach there, so that others look for it there."""
+
+    wire: ClassVar[str] = "reachability"
 
     run_id: str
     peer: PeerId

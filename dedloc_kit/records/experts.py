@@ -1,6 +1,6 @@
 """What a peer of a run with experts says of itself, and who is to hold which."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +40,8 @@ class Assigned(Record):
 
 class HostOffer(Offer):
     """What a peer of a run with experts offers."""
+
+    wire: ClassVar[str] = "host-offer"
 
     state: Literal["joining", "online", "leaving"]
     layers: Annotated[tuple[LayerCells, ...], Field(max_length=64, strict=False)] = ()

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records.record import Address, Base64, Digest, PeerText, Record, RunId, Time
+from dedloc_kit.records.record import Address, Base64, Digest, PeerText, RunId, SignedRecord, Time
 
 
-class Offer(Record):
+class Offer(SignedRecord):
     """What a peer says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
 
     run_id: RunId

@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
 from dedloc_kit.config.section import PLAIN_TEXT
-from dedloc_kit.records.record import Base64, Count, Digest, Record, RunId, Time
+from dedloc_kit.records.record import Base64, Count, Digest, Record, RunId, SignedRecord, Time
 
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 MAX_REFUSED = 1280
@@ -17,8 +17,10 @@ MAX_REFUSED = 1280
 _SHORT = 8
 
 
-class DecayOrder(Record):
+class DecayOrder(SignedRecord):
     """What the organizer signs to let the learning rate fall and the run end with that."""
+
+    wire: ClassVar[str] = "cooldown"
 
     run_id: RunId
     steps: Annotated[int, Field(ge=1, le=2**53)]
@@ -92,8 +94,10 @@ class Instructions(Record):
     """The hash of the index of what lies in the run's bucket (`averaging.state_bucket`) for all."""
 
 
-class Notice(Record):
+class Notice(SignedRecord):
     """What the organizer tells all again and again, signed: that it is there, how far it is, and whom to refuse."""
+
+    wire: ClassVar[str] = "notice"
 
     run_id: RunId
     time: Time
@@ -126,8 +130,10 @@ def shortened(peers: Sequence[str]) -> bytes:
 RateFactor = Annotated[float, Field(gt=0, le=10)]
 
 
-class Rewind(Record):
+class Rewind(SignedRecord):
     """The organizer's order that a global step takes over the state of an earlier one."""
+
+    wire: ClassVar[str] = "rollback"
 
     run_id: RunId
     step: Count

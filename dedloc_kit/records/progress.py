@@ -1,15 +1,28 @@
 """What a peer that trains says of itself, and of its row."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from dedloc_kit.records.orders import Instructions
-from dedloc_kit.records.record import Address, Base64, Count, Digest, PeerId, PeerText, Reason, Record, RunId, Time
+from dedloc_kit.records.record import (
+    Address,
+    Base64,
+    Count,
+    Digest,
+    PeerId,
+    PeerText,
+    Reason,
+    RunId,
+    SignedRecord,
+    Time,
+)
 
 
-class Progress(Record):
+class Progress(SignedRecord):
     """What a peer says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
+
+    wire: ClassVar[str] = "progress"
 
     run_id: RunId
     step: Count
@@ -68,9 +81,11 @@ MAX_ROWS = 32
 """Of a swarm."""
 
 
-class RowSummary(Record):
+class RowSummary(SignedRecord):
     """What one of a row's peers says of the row, signed, for those who follow only their own; it lives in the DHT for
     some seconds only."""
+
+    wire: ClassVar[str] = "row-summary"
 
     run_id: RunId
     step: Count

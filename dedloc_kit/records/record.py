@@ -1,6 +1,6 @@
 """What all records have in common, and the bounds that several share."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -38,6 +38,22 @@ class Record(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ValueError(f"{cls.__name__}: {describe(error, cls)}") from None
+
+
+class SignedRecord(Record):
+    """A record that its author signs.
+
+    The signature covers `wire`: a record signed under one name is not valid under another. Renaming the class changes
+    no byte.
+    """
+
+    wire: ClassVar[str]
+    """The record's name on the network: unique, short and never changed."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if hasattr(cls, "wire") and "wire" not in vars(cls):
+            raise TypeError(f"{cls.__name__} must declare a wire name of its own; '{cls.wire}' is its base class's")
 
 
 MAX_ACCUSED = 8

@@ -1,6 +1,6 @@
 """What a peer of a pipeline says of itself."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,8 @@ class StageMove(Record):
 
 class StageOffer(Offer):
     """What a peer of a pipeline offers."""
+
+    wire: ClassVar[str] = "stage-offer"
 
     stage: Stage | None
     """That it holds; none if it only drives."""

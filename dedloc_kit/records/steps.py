@@ -2,24 +2,37 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from dedloc_kit.records.progress import MAX_ROWS
-from dedloc_kit.records.record import Base64, Count, Digest, PeerId, PeerText, Record, RunId, Seconds, Time
+from dedloc_kit.records.record import (
+    Base64,
+    Count,
+    Digest,
+    PeerId,
+    PeerText,
+    Record,
+    RunId,
+    Seconds,
+    SignedRecord,
+    Time,
+)
 
 MAX_LOSS = 1e9
 MAX_CONFIRMED = 16
 """Hosts in one contribution: so it stays small, and in the next steps there is room for others."""
 
 
-class Contribution(Record):
+class Contribution(SignedRecord):
     """The samples of one peer that went into one global step, signed by the peer.
 
     `session_samples` counts everything this peer gave since it started, this contribution included,
     so that a collector which missed some contributions still knows the total.
     """
+
+    wire: ClassVar[str] = "contribution"
 
     run_id: RunId
     step: Count

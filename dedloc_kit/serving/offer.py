@@ -1,12 +1,12 @@
 """What a server says of itself."""
 
 import hashlib
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dedloc_kit.records.offer import Offer
-from dedloc_kit.records.record import Count, Digest, Record, RunId, Time
+from dedloc_kit.records.record import Count, Digest, Record, RunId, SignedRecord, Time
 from dedloc_kit.serving.config import Sha256, WeightFormat
 
 MAX_LAYERS = 1024
@@ -21,8 +21,10 @@ Speed = Annotated[float, Field(ge=0, le=MAX_SPEED)]
 ShortId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
 
-class Release(Record):
+class Release(SignedRecord):
     """The organizer's word which versions of a run's model there are, signed."""
+
+    wire: ClassVar[str] = "release"
 
     run_id: RunId
     versions: Annotated[tuple[Sha256, ...], Field(min_length=1, max_length=MAX_VERSIONS, strict=False)]
@@ -44,6 +46,8 @@ class Moving(Record):
 
 class Serving(Offer):
     """What a server offers."""
+
+    wire: ClassVar[str] = "serving"
 
     version: Digest
     """The digest of the weights' manifest."""

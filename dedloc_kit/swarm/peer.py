@@ -301,7 +301,7 @@ class _Inside:
             team=self.peer.team,
             device=describe_devices(devices),
             follower=follower,
-            client_mode=self.node.client_mode,
+            client_mode=self.node.reach.client_mode,
             addresses=addresses_of(self.node),
             reached="".join(self.node.reach.words),
             listed=self.peer.listed,
@@ -407,9 +407,9 @@ def exchange_of(
             endpoint = Endpoint(p2p, run.run_id)
             donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
-            groups = GroupService(signer.peer, endpoint, client_mode=bool(node.client_mode))
+            groups = GroupService(signer.peer, endpoint, client_mode=node.reach.client_mode)
             rows = RowService(
-                signer.peer, endpoint, client_mode=bool(node.client_mode), followed=lambda: groups.followed
+                signer.peer, endpoint, client_mode=node.reach.client_mode, followed=lambda: groups.followed
             )
             matchmaking = Matchmaking(groups, rows)
             organizer = node.gate.organizer

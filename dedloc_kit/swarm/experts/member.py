@@ -31,7 +31,6 @@ from dedloc_kit.swarm.experts.offer import layers_of, names_in
 from dedloc_kit.swarm.experts.placing import Holder, Plan, Planner, plan_of
 from dedloc_kit.swarm.experts.service import ExpertService, Limits
 from dedloc_kit.swarm.experts.standing import Told, standing
-from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import HOSTS
 from dedloc_kit.swarm.network.node import Node
@@ -99,7 +98,7 @@ class ExpertMember:
         self._profile, self._held, self._form, self._failed = profile, held, form, failed
         self._state: Literal["joining", "online", "leaving"] = "joining"
         self._load = Load()
-        self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
+        self._gate = node.gate.replica()
         self._assigned: Assigned | None = None
         self._planner: Planner | None = None
         self.offers = Offers(HOSTS, node, signer, known, self.offer)
@@ -114,14 +113,14 @@ class ExpertMember:
 
     def follow(self) -> None:
         """Take over who may take part from the node's gate; call it now and then."""
-        self._loop.soon(self._gate.follow, self._node.gate.token, self._node.gate.notice)
+        self._loop.soon(self._gate.mirror, self._node.gate)
 
     @contextmanager
     def serving(self, limits: Limits | None = None) -> Iterator[RemoteExperts]:
         """Answer others, and say so; gives the experts of all hosts."""
         with ExitStack() as stack:
             self._loop = stack.enter_context(Loop())
-            self._gate.follow(self._node.gate.token, self._node.gate.notice)
+            self._gate.mirror(self._node.gate)
             p2p: P2P = self._loop.run(self._node.replicate_p2p(self._gate, "experts"))
             stack.callback(lambda: self._loop.run(p2p.shutdown()))
             endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)

@@ -49,7 +49,7 @@ class Connections:
         those that it has met where they said that they are
     """
 
-    def __init__(self, dht: DHT, me: str, known: Sequence[str], gate: Gate) -> None:
+    def __init__(self, dht: Node, me: str, known: Sequence[str], gate: Gate) -> None:
         self._dht, self._me, self._gate = dht, me, gate
         self._known: dict[str, tuple[str, ...]] = {}
         self._met: dict[str, tuple[str, ...]] = {}
@@ -111,7 +111,7 @@ class Connections:
 
     def _answers_to(self, peer: str) -> bool:
         """Does the other one dial first? Two that dial each other within a round trip both fail."""
-        return not self._dht.client_mode and self._me > peer
+        return not self._dht.reach.client_mode and self._me > peer
 
 
 def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> Any:

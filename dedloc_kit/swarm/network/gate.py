@@ -123,6 +123,16 @@ class Gate:
             for task in self._serving[peer]:
                 task.cancel()
 
+    def replica(self) -> "Gate":
+        """Return a gate of the same run for another thread of this process, to be kept current by `mirror`."""
+        replica = Gate(self.run_id, self.organizer, self._signer, restricted=self.restricted)
+        replica.mirror(self)
+        return replica
+
+    def mirror(self, other: "Gate") -> None:
+        """Take over another gate's token and notice."""
+        self.follow(other.token, other.notice)
+
     def vouch(self, peer: str, host: str, port: int) -> str:
         """The organizer's signed word that it has reached a peer there; nothing from anybody else, nor in an open
         run."""

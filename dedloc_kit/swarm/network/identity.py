@@ -24,10 +24,10 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import peer_id
 from dedloc_kit.machine.private import make_private
-from dedloc_kit.records.record import Record
+from dedloc_kit.records.record import SignedRecord
 from dedloc_kit.swarm.network.unpacking import unpack
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SignedRecord)
 
 # Above about 16 KB a DHT value can kill the DHT process; ours are far below.
 MAX_RECORD_BYTES = 4096
@@ -81,7 +81,7 @@ class Signer:
         """The DHT subkey that only this peer can write."""
         self.peer = author(self.subkey)
 
-    def sign(self, record: Record) -> bytes:
+    def sign(self, record: SignedRecord) -> bytes:
         """The record with its author and signature, for channels other than the DHT."""
         body = MSGPackSerializer.dumps(record.model_dump())
         return bytes(MSGPackSerializer.dumps([self.subkey, self.signed(_envelope(type(record), self.subkey, body))]))
@@ -108,6 +108,11 @@ def opened(kind: type[R], data: bytes) -> tuple[str, R]:
     except Exception as error:  # what is read may be of any type
         raise ValueError(f"{kind.__name__}: cannot be read ({error})") from None
     return author(subkey), kind.parse(plain)
+
+
+def signed_content(kind: type[SignedRecord], subkey: bytes, body: bytes) -> bytes:
+    """The bytes that a signature covers: the kind's `wire` name, the author's subkey and the record in msgpack."""
+    return _content(_envelope(kind, subkey, body))
 
 
 def verified(record: DHTRecord, subkey: bytes) -> bytes:
@@ -170,5 +175,5 @@ def _content(record: DHTRecord) -> bytes:
     return bytes(MSGPackSerializer.dumps(dataclasses.astuple(record)))
 
 
-def _envelope(kind: type[Record], subkey: bytes, value: bytes) -> DHTRecord:
-    return DHTRecord(key=kind.__name__.encode(), subkey=subkey, value=value, expiration_time=0.0)
+def _envelope(kind: type[SignedRecord], subkey: bytes, value: bytes) -> DHTRecord:
+    return DHTRecord(key=kind.wire.encode(), subkey=subkey, value=value, expiration_time=0.0)

@@ -32,7 +32,6 @@ AHEAD = 8
 class Kind(Generic[R]):
     """The limits of one kind of records; each peer has one of it."""
 
-    name: str
     record: type[R]
     bytes: int
     """Of one record with its signature."""
@@ -51,20 +50,24 @@ class Kind(Generic[R]):
     """Whether what all ask for where peers are divided into rows lies in copies: of `Progress`, the organizer's."""
 
     def key(self, names: Names) -> str:
-        """Where the records lie when they are few."""
-        return names.records(self.name)
+        """Where the records lie when they are few. Keys are named after the record's `wire` name."""
+        return names.records(self.record.wire)
 
     def shares(self, names: Names) -> tuple[str, ...]:
         """Where they lie when they are many; see `share_of`."""
-        return () if self.organizers or self.one_key else tuple(names.records(self.name, at) for at in range(SHARES))
+        return (
+            ()
+            if self.organizers or self.one_key
+            else tuple(names.records(self.record.wire, at) for at in range(SHARES))
+        )
 
     def cells(self, names: Names) -> tuple[str, ...]:
         """Where they lie when their peers are divided into rows; see `cells_of`."""
-        return tuple(names.cell(self.name, cell) for cell in range(CELLS)) if self.in_cells else ()
+        return tuple(names.cell(self.record.wire, cell) for cell in range(CELLS)) if self.in_cells else ()
 
     def copies(self, names: Names) -> tuple[str, ...]:
         """Where what all ask for lies as well when they are many."""
-        return tuple(names.copy(self.name, copy) for copy in range(COPIES)) if self.copied else ()
+        return tuple(names.copy(self.record.wire, copy) for copy in range(COPIES)) if self.copied else ()
 
     def read(self, run_id: str, values: object) -> R | None:
         """The record of these plain values, none if its peer has left; raises ValueError."""
@@ -76,16 +79,16 @@ class Kind(Generic[R]):
         return record
 
 
-PROGRESS = Kind("progress", Progress, 4096, 60.0, may_leave=True, in_cells=True, copied=True)
-SUMMARIES = Kind("rows", RowSummary, 4096, 60.0, one_key=True, copied=True)
-SERVING = Kind("serving", Serving, 4096, 60.0, may_leave=True)
-STAGES = Kind("stages", StageOffer, 4096, 60.0, may_leave=True)
-HOSTS = Kind("hosts", HostOffer, 12_000, 60.0, may_leave=True)
+PROGRESS = Kind(Progress, 4096, 60.0, may_leave=True, in_cells=True, copied=True)
+SUMMARIES = Kind(RowSummary, 4096, 60.0, one_key=True, copied=True)
+SERVING = Kind(Serving, 4096, 60.0, may_leave=True)
+STAGES = Kind(StageOffer, 4096, 60.0, may_leave=True)
+HOSTS = Kind(HostOffer, 12_000, 60.0, may_leave=True)
 """Large where a host has experts in many layers of large grids."""
-CONTRIBUTIONS = Kind("contributions", Contribution, 4096, 3600.0)
-NOTICE = Kind("notice", Notice, 12_000, 7 * 86400.0, organizers=True)
+CONTRIBUTIONS = Kind(Contribution, 4096, 3600.0)
+NOTICE = Kind(Notice, 12_000, 7 * 86400.0, organizers=True)
 """The last one stays for so long, should the organizer disappear."""
-RELEASE = Kind("release", Release, 1024, 7 * 86400.0, organizers=True)
+RELEASE = Kind(Release, 1024, 7 * 86400.0, organizers=True)
 """Likewise."""
 
 

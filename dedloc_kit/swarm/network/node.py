@@ -48,7 +48,12 @@ _held: set[asyncio.Task[Any]] = set()
 
 
 class Node(DHT):
-    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
+    """hivemind's DHT node, behind a gate and with its tasks held until they are done.
+
+    Others use `gate`, `reach`, `get`, `store`, `run_coroutine`, `shutdown`, `addresses_of` and, for services in another
+    thread or process, `replicate_p2p`. The rest is for this folder, the tracker and the observer. New swarm logic uses
+    the seams in `swarm/p2p/` instead.
+    """
 
     def __init__(
         self, *, gate: Gate, keeper: Keeper, dials: Dials, reach: Reach, network: dict[str, Any], **options: Any

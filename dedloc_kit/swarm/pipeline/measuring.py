@@ -17,7 +17,6 @@ from dedloc_kit.blocks.plans import hops
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.pipeline_state import HOLDING_STATES
 from dedloc_kit.records.stages import StageOffer
-from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
@@ -133,7 +132,7 @@ def measuring(
 ) -> Iterator[Swarming]:
     """For a peer of a run in stages that holds and drives none."""
     assert run.pipeline is not None
-    gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
+    gate = node.gate.replica()
 
     def forwarders(_: str) -> list[str]:
         return [peer for peer, offer in offers().items() if offer.forwards]
@@ -143,6 +142,6 @@ def measuring(
         try:
             opener = Caller(Endpoint(p2p, run.run_id), Greeter(gate, signer), forwarders)
             asks = Measuring(opener, stages, FORMS[run.pipeline.activations], offers)
-            yield Swarming(loop, asks, lambda: gate.follow(node.gate.token, node.gate.notice))
+            yield Swarming(loop, asks, lambda: gate.mirror(node.gate))
         finally:
             loop.run(p2p.shutdown())

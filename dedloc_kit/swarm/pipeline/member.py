@@ -18,7 +18,6 @@ from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.records.stages import Begun, StageMove, StageOffer
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.twin import Twin
-from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.network.node import Node
@@ -106,7 +105,7 @@ class PipelineMember:
         self._batches = Batches(run.global_batch)
         self._full = _Full(-1, math.inf, 0)
         self._looked = self._hears = 0.0
-        self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
+        self._gate = node.gate.replica()
 
     def wanted(self) -> float:
         """How many samples the batch of the next step has in all; infinity while that is not known."""
@@ -171,14 +170,14 @@ class PipelineMember:
 
     def follow(self) -> None:
         """Take over who may take part from the node's gate; call it now and then."""
-        self.loop.soon(self._gate.follow, self._node.gate.token, self._node.gate.notice)
+        self.loop.soon(self._gate.mirror, self._node.gate)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Answer others, and say so."""
         with ExitStack() as stack:
             self.loop = stack.enter_context(Loop())
-            self._gate.follow(self._node.gate.token, self._node.gate.notice)
+            self._gate.mirror(self._node.gate)
             p2p: P2P = self.loop.run(self._node.replicate_p2p(self._gate, "pipeline"))
             stack.callback(lambda: self.loop.run(p2p.shutdown()))
             endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)

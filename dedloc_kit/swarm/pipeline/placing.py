@@ -59,7 +59,7 @@ class Newcomer:
             run_id=self._run.run_id,
             stage=stage,
             state="joining",
-            client_mode=bool(self._node.client_mode),
+            client_mode=self._node.reach.client_mode,
             addresses=addresses_of(self._node),
             device="",
             name=self._peer.name,

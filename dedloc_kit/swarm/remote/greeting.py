@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dedloc_kit.records.record import Digest, PeerId, Record, RunId
+from dedloc_kit.records.record import Digest, PeerId, Record, RunId, SignedRecord
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import decode, encode
@@ -24,8 +24,10 @@ MAX_GREETING_BYTES = 12_000
 ServiceName = Annotated[str, Field(max_length=64)]
 
 
-class Credential(Record):
+class Credential(SignedRecord):
     """What one end of a forwarded stream signs for the other."""
+
+    wire: ClassVar[str] = "credential"
 
     run_id: RunId
     to: PeerId

@@ -72,7 +72,7 @@ class Member:
         :param forwards: also connect peers that cannot reach each other, if they reach this one
         """
         own: list[Service] = [*services, ForwardedService(self.greeter, services)]
-        if forwards and not self.node.client_mode:
+        if forwards and not self.node.reach.client_mode:
             own.append(ForwardingService(self.endpoint, self.gate))
         for service in own:
             self.loop.run(self.endpoint.add(service))
@@ -119,14 +119,13 @@ def member(
     with ExitStack() as stack:
         stack.callback(node.shutdown)
         loop = stack.enter_context(Loop())
-        gate = Gate(swarm.run_id, entry.gate.organizer, signer, restricted=entry.gate.restricted)
-        gate.follow(entry.gate.token, entry.gate.notice)
+        gate = entry.gate.replica()
         p2p: P2P = loop.run(node.replicate_p2p(gate))
         stack.callback(lambda: loop.run(p2p.shutdown()))
         offers = Offers(SERVING, node, signer, initial_peers, mine)
 
         def tell(newer: Gate) -> None:
-            loop.soon(gate.follow, newer.token, newer.notice)
+            loop.soon(gate.mirror, newer)
 
         membership: Membership
         if office is not None:

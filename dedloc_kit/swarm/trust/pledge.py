@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ class Pledged(Contribution):
 
     Who brings no samples sends nothing, and all its roots are `NOTHING`.
     """
+
+    wire: ClassVar[str] = "pledged-contribution"
 
     group: Digest
     """The round that it is for: it cannot be brought to another one."""

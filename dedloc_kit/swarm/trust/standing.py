@@ -1,18 +1,20 @@
 """What the organizer has confirmed of a peer: it brings that to every round, so that all members see it alike."""
 
 from base64 import b64decode, b64encode
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dedloc_kit.records.record import PeerId, Record, RunId
+from dedloc_kit.records.record import PeerId, RunId, SignedRecord
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged
 
 
-class Standing(Record):
+class Standing(SignedRecord):
     """What the organizer signs of a peer that has passed `NEWCOMER_CHECKS` checks."""
+
+    wire: ClassVar[str] = "standing"
 
     run_id: RunId
     peer: PeerId

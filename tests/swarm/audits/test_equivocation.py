@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.records.orders import DecayOrder
 from dedloc_kit.swarm.audits import equivocation
 from dedloc_kit.swarm.audits.equivocation import Equivocation, EquivocationService, Introduced
 from dedloc_kit.swarm.audits.verdicts import MAX_EVIDENCE_BYTES, keep_evidence
@@ -91,7 +92,7 @@ def test_the_same_said_and_signed_twice_convicts_too_for_its_hash_is_another() -
         introduction("alice", time=2.0),
         introduction("mallory", run_id="other-0123456789abcdef", time=2.0),
         introduction("mallory", microbatches=0, time=2.0),  # as of who takes a step alone
-        signer("mallory").sign(equivocation.Noted()),
+        signer("mallory").sign(DecayOrder(run_id=RUN_ID, steps=1, rewound=0)),
         ONE[:-1],
         b"",
     ],

@@ -129,7 +129,7 @@ def test_a_client_in_whose_row_nobody_can_be_reached_is_connected_to_who_speaks_
     for signer in many.row(row):
         many.says[signer.peer] = many.says[signer.peer].model_copy(update={"client_mode": True, "addresses": ()})
         many.publish(signer)
-    many.dht.keys[f"{RUN_ID}_rows"].clear()
+    many.dht.keys[f"{RUN_ID}_row-summary"].clear()
     many.summarise(*set(many.rows) - {row})
     tracker = many.tracker(many.row(row)[0])
     assert dialled(tracker, monkeypatch) == {many.organizer.peer, *tracker._summaries.told()}

@@ -59,7 +59,7 @@ def test_what_all_ask_for_lies_in_copies_where_they_are_many(rows: int) -> None:
         many.dht.of_keys.clear()
         mine.refresh()
         of_all = {key for key in many.dht.of_keys if "cell" not in key}
-        assert {key.partition(".")[0] for key in of_all} == {f"{RUN_ID}_rows", f"{RUN_ID}_progress"}
+        assert {key.partition(".")[0] for key in of_all} == {f"{RUN_ID}_row-summary", f"{RUN_ID}_progress"}
         assert all(("copy" in key) is (rows == 8) for key in of_all)
         asked.update(of_all)
         assert len(mine.rows_at(*NOW)) == rows - 1

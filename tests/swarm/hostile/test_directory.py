@@ -124,7 +124,7 @@ def test_no_spelling_of_the_organizer_forges_a_token(swarm: Swarm, mallory: Host
     now = time.time()
     body = pack(Token(run_id=RUN.run_id, peer=mallory.peer, name="x", time=now, expires=now + 3600.0).model_dump())
     for name, owner in {"as it is": organizer.subkey, **misspelt(organizer.subkey)}.items():
-        for value in (body, mallory.signed(Raw(b"Token", owner, body, 0.0)).value):
+        for value in (body, mallory.signed(Raw(Token.wire.encode(), owner, body, 0.0)).value):
             assert mallory.do(mallory.show(pack([owner, value]))) == set(), name
     with pytest.raises(Exception, match=r"."):
         owners(mallory, PROGRESS_KEY)

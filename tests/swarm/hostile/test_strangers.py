@@ -42,6 +42,7 @@ from dedloc_kit.swarm.network.connections import Connections, dial
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import addresses_of
+from dedloc_kit.swarm.network.reach import Reach
 from tests.identities import an_identity
 from tests.swarm.harness import Swarm, belief, gate_of, open_node, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
@@ -346,7 +347,7 @@ def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has
         return Future()
 
     monkeypatch.setattr(connections, "dial", noted)
-    node: Any = SimpleNamespace(client_mode=True)
+    node: Any = SimpleNamespace(reach=Reach(client_mode=True))
     Connections(node, alice.peer, (), gate).keep(
         {mallory.peer: progress(addresses=(here, there), reached=bad["its own"])}
     )

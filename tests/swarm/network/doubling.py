@@ -1,10 +1,14 @@
 """A toy service."""
 
-from dedloc_kit.records.record import Count, Record
+from typing import ClassVar
+
+from dedloc_kit.records.record import Count, SignedRecord
 from dedloc_kit.swarm.network.service import RecordService
 
 
-class Number(Record):
+class Number(SignedRecord):
+    wire: ClassVar[str] = "test/number"
+
     value: Count
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dedloc_kit.swarm.network import connections
 from dedloc_kit.swarm.network.connections import LATER_DIAL, REDIAL, REDIAL_LOST, Connections
+from dedloc_kit.swarm.network.reach import Reach
 from tests.swarm.harness import gate_of_all
 
 
@@ -23,7 +24,7 @@ class Dialling:
         self._dialled: list[set[str]] = []
         monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(connections, "dial", self._dial)
-        dht: Any = SimpleNamespace(client_mode=client_mode)
+        dht: Any = SimpleNamespace(reach=Reach(client_mode))
         self._connections = Connections(dht, "me", known, gate_of_all())
 
     def _dial(self, _dht: Any, peers: dict[str, tuple[str, ...]]) -> "Future[dict[str, tuple[str, ...]]]":

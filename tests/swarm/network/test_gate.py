@@ -100,6 +100,20 @@ def test_tokens_age_only_while_the_organizer_is_heard_of(keys: dict[str, Signer]
     assert not gate.admits(alice), "the organizer is back, and has not renewed it"
 
 
+def test_a_replica_of_a_gate_has_its_token_and_notice_and_gets_the_next_ones(keys: dict[str, Signer]) -> None:
+    gate, alice, mallory = gate_of(keys), keys["alice"].peer, keys["mallory"].peer
+    gate.follow(token_of(keys["organizer"], alice), Notice(run_id=RUN.run_id, time=time.time()))
+    replica = gate.replica()
+    assert (replica.token, replica.notice, replica.organizer) == (gate.token, gate.notice, gate.organizer)
+    assert not replica.admits(mallory)
+    replica.admit(mallory, token_of(keys["organizer"], mallory))
+    assert (replica.admits(mallory), gate.admits(mallory)) == (True, False), "each knows its own peers"
+    gate.follow(b"", Notice(run_id=RUN.run_id, time=time.time() + 1, refused=shortened([mallory])))
+    assert replica.admits(mallory)
+    replica.mirror(gate)
+    assert not replica.admits(mallory)
+
+
 @pytest.mark.parametrize("restricted", [True, False])
 def test_who_is_refused_is_out_and_may_come_back_when_the_organizer_wants(
     keys: dict[str, Signer], restricted: bool

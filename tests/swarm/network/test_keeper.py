@@ -145,7 +145,7 @@ def other_epoch(signer: Signer) -> int:
     return next(step for step in range(0, 64 * EPOCH, EPOCH) if cell_of(signer.peer, step) != cell_of(signer.peer, 1))
 
 
-KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE, RELEASE)}
+KINDS: dict[str, Kind[Any]] = {kind.record.wire: kind for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE, RELEASE)}
 BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "no key of the run": ("does not have", lambda me: signed(me, "anything", progress(), 15.0)),
     "a key of another run": ("does not have", lambda me: signed(me, "other-0123456789abcdef_progress", progress(), 15)),

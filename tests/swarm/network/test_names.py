@@ -12,7 +12,7 @@ def test_the_names_of_the_whole_model_are_those_that_peers_of_earlier_versions_u
     assert WHOLE.door("node") == "demo-01::access::node"
     assert [kind.key(WHOLE) for kind in (PROGRESS, CONTRIBUTIONS, NOTICE)] == [
         "demo-01_progress",
-        "demo-01_contributions",
+        "demo-01_contribution",
         "demo-01_notice",
     ]
     assert PROGRESS.shares(WHOLE)[::15] == ("demo-01_progress.0", "demo-01_progress.f")

@@ -219,7 +219,7 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
     assert not rejected
     # A record under the key of somebody else is refused by every node that is asked to keep it.
     second.store(
-        f"{RUN}_contributions",
+        f"{RUN}_contribution",
         subkey=signer.subkey,
         value=contribution(samples=99).model_dump(),
         expiration_time=get_dht_time() + 7200,

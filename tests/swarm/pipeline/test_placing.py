@@ -10,6 +10,7 @@ import pytest
 from dedloc_kit.blocks.plans.stages import Stage
 from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.network.reach import Reach
 from dedloc_kit.swarm.pipeline import placing
 from dedloc_kit.swarm.pipeline.placing import Newcomer
 from tests.identities import an_identity
@@ -39,7 +40,7 @@ def test_a_newcomer_takes_no_stage_that_it_does_not_hold(tmp_path: Path, monkeyp
     stop.set()
     for alone in range(4):
         stages = [Stage(0.25, 0.25)] * 4
-        node: Any = SimpleNamespace(client_mode=True)
+        node: Any = SimpleNamespace(reach=Reach(client_mode=True))
         newcomer = Newcomer(tiny_run(), node, signer, PeerConfig(folder=tmp_path), stages, frozenset({alone}))
         assert newcomer.choose(stop) == alone
     assert announced == [0, 1, 2, 3]

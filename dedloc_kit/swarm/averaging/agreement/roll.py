@@ -6,14 +6,14 @@ It is Paxos with one value, the average. docs/internals.md describes it and prov
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
-from dedloc_kit.records.record import Digest, Record
+from dedloc_kit.records.record import Digest, Record, SignedRecord
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=SignedRecord)
 
 MAX_BALLOTS = 1024
 """That each reducer may lead in a round: one for each that is found gone."""
@@ -39,8 +39,10 @@ class Call(Record):
     reducers: Members
 
 
-class Report(Record):
+class Report(SignedRecord):
     """What a reducer signs: from whom of its row it has everything that it is to reduce."""
+
+    wire: ClassVar[str] = "agreement/report"
 
     group: Digest
     ballot: Number
@@ -77,8 +79,10 @@ class Roll(Record):
         return hash_of(MSGPackSerializer.dumps([self.group, list(self.reducers), list(self.introductions)]))
 
 
-class Proposal(Record):
+class Proposal(SignedRecord):
     """What the leader of a ballot signs: one roll, or it gives evidence against itself."""
+
+    wire: ClassVar[str] = "agreement/proposal"
 
     group: Digest
     ballot: Number
@@ -86,8 +90,10 @@ class Proposal(Record):
     average: MaybeHash
 
 
-class Acknowledgement(Record):
+class Acknowledgement(SignedRecord):
     """What a member signs, once for each ballot: it holds all of this average."""
+
+    wire: ClassVar[str] = "agreement/accepted"
 
     group: Digest
     ballot: Number
@@ -95,8 +101,10 @@ class Acknowledgement(Record):
     average: Hash
 
 
-class Promise(Record):
+class Promise(SignedRecord):
     """What a member signs when it joins a ballot: it acknowledges nothing of an earlier one any more."""
+
+    wire: ClassVar[str] = "agreement/promise"
 
     group: Digest
     ballot: Number
@@ -131,7 +139,7 @@ class Certificate(Record):
 class Signs(Protocol):
     """Signs records and opens those of others (`network.identity.Signer`)."""
 
-    def sign(self, record: Record) -> bytes: ...
+    def sign(self, record: SignedRecord) -> bytes: ...
 
     def open(self, kind: type[R], data: bytes) -> tuple[str, R]: ...
 

@@ -4,12 +4,12 @@ import secrets
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from dedloc_kit.records.progress import MAX_ROWS
-from dedloc_kit.records.record import Count, Digest, PeerId, Record, RunId
+from dedloc_kit.records.record import Count, Digest, PeerId, Record, RunId, SignedRecord
 from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES
@@ -74,8 +74,10 @@ class Member(Record):
     """Of the group that it expects."""
 
 
-class Coming(Record):
+class Coming(SignedRecord):
     """What a member signs where peers are divided into rows, so that nobody brings any who do not come."""
+
+    wire: ClassVar[str] = "matchmaking/coming"
 
     run_id: RunId
     step: Count

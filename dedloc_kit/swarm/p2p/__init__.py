@@ -1,0 +1,1 @@
+"""The seams between the swarm's logic and the world, and their implementation on hivemind."""

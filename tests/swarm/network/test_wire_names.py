@@ -1,0 +1,177 @@
+"""Signed records have names on the wire that no class name decides, and their signed bytes do not change unseen."""
+
+import hashlib
+import pkgutil
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import dedloc_kit.records
+import dedloc_kit.serving
+import dedloc_kit.swarm
+from dedloc_kit.records.admission import Reached, Token
+from dedloc_kit.records.experts import HostOffer
+from dedloc_kit.records.orders import DecayOrder, Notice, Rewind
+from dedloc_kit.records.progress import Progress, RowSummary
+from dedloc_kit.records.record import Count, Record, SignedRecord
+from dedloc_kit.records.stages import StageOffer
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.serving.offer import Release, Serving
+from dedloc_kit.swarm.averaging.agreement.roll import Acknowledgement, Promise, Proposal, Report
+from dedloc_kit.swarm.averaging.matchmaking.group import Coming, Member
+from dedloc_kit.swarm.network.identity import Signer, opened, owner, parted, signed_content
+from dedloc_kit.swarm.network.kinds import (
+    CONTRIBUTIONS,
+    HOSTS,
+    NOTICE,
+    PROGRESS,
+    RELEASE,
+    SERVING,
+    STAGES,
+    SUMMARIES,
+)
+from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.service import encode
+from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.p2p.adapters import SignedDigest
+from dedloc_kit.swarm.remote.greeting import Credential
+from dedloc_kit.swarm.trust.pledge import Pledged
+from dedloc_kit.swarm.trust.standing import Standing
+from tests.identities import an_identity
+from tests.swarm.harness import a_signer
+
+RUN: dict[str, Any] = {"run_id": "demo-0123456789abcdef"}
+HASH = bytes(range(32))
+AT: dict[str, Any] = {"step": 3, "round": "cd", "samples": 8, "samples_per_second": 1.5}
+OFFER = RUN | {"client_mode": True, "addresses": (), "device": "T4", "name": "asha", "session": "ab", "time": 1.5}
+GAVE = RUN | {"step": 3, "session": "ab", "samples": 8, "session_samples": 16, "loss": 2.5, "name": "", "time": 1.5}
+ROOTS: dict[str, Any] = dict.fromkeys(("parts", "before", "after", "work"), HASH)
+PLEDGED = ROOTS | {"group": "cd", "microbatches": 2}
+ACCEPTED = Acknowledgement(group="cd", ballot=1, roll=HASH, average=HASH)
+MEMBER = Member(peer="QmAsha", bandwidth=1e6, client_mode=False, group_size=2)
+
+GOLDEN: dict[str, SignedRecord] = {
+    "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
+    "ee689bf52918a62c": Reached(**RUN, peer="QmAsha", host="192.0.2.1", port=4001, time=1.5),
+    "a5870f403c2bfe05": Contribution(**GAVE),
+    "477d751b7543c0fb": Pledged(**GAVE, **PLEDGED),
+    "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
+    "eeb540d6c4014353": Rewind(**RUN, step=9, round="cd", checkpoint=4, rate=0.5, time=1.5),
+    "0ed09423de963231": Notice(**RUN, time=1.5, refused=HASH[:8], step=3, round="cd"),
+    "50aaa567ef699c90": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
+    "a6169391087bde49": RowSummary(
+        **RUN, **AT, rows=2, row=1, able=("QmAsha",), peers=2, boundary_seconds=0.2, addresses=(), time=1.5
+    ),
+    "8e65abf9da92df65": StageOffer(**OFFER, stage=1, state="online"),
+    "f43e182dcbee8a0d": HostOffer(**OFFER, state="online"),
+    "57cff483f4e598a8": Serving(**OFFER, version="ef", form="bfloat16", begin=0, end=2, state="online"),
+    "a02fa34ac2e7dabe": Release(**RUN, versions=("ab" * 32,), time=1.5),
+    "13cdfacd77465ea7": Standing(**RUN, peer="QmAsha", confirmed=8),
+    "67a1d8aaf0490005": Credential(**RUN, to="QmAsha", service="echo", certificate="ef"),
+    "670a586a90a0084d": Coming(**RUN, step=3, after="cd", member=MEMBER),
+    "f39b60fc5385b94a": Report(group="cd", ballot=1, whole=(0, 1), introductions=HASH),
+    "a67973052b876db7": Proposal(group="cd", ballot=1, roll=HASH, average=b""),
+    "375b28531cb659ee": ACCEPTED,
+    "9276085e4d140a45": Promise(group="cd", ballot=2, acknowledged=ACCEPTED),
+    "096c0e13e7180b91": SignedDigest(digest=HASH),
+}
+"""By the beginning of the SHA-256 of what is signed."""
+
+
+def subclasses(kind: type[Record]) -> set[type[Record]]:
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+def named() -> list[tuple[str, type[Record]]]:
+    """The wire names of the package's records, with their classes."""
+    for part in (dedloc_kit.records, dedloc_kit.serving, dedloc_kit.swarm):
+        for module in pkgutil.walk_packages(part.__path__, f"{part.__name__}."):
+            import_module(module.name)
+    ours = (kind for kind in subclasses(Record) if kind.__module__.startswith("dedloc_kit."))
+    return sorted(((vars(kind)["wire"], kind) for kind in ours if "wire" in vars(kind)), key=lambda each: each[0])
+
+
+def signed_digest(record: SignedRecord) -> str:
+    content = signed_content(type(record), a_signer(1).subkey, encode(record))
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_wire_names_are_short_and_unique() -> None:
+    names = [name for name, _ in named()]
+    assert len(set(names)) == len(names), names
+    assert not [name for name in names if not re.fullmatch(r"[a-z][a-z/-]{2,31}", name)]
+
+
+def test_every_signed_record_has_a_golden_digest() -> None:
+    signed = {kind for _, kind in named() if issubclass(kind, SignedRecord)}
+    assert {type(record) for record in GOLDEN.values()} == signed
+
+
+def test_the_signed_bytes_of_a_record_do_not_change() -> None:
+    assert {record.wire: signed_digest(record) for record in GOLDEN.values()} == {
+        record.wire: digest for digest, record in GOLDEN.items()
+    }
+
+
+def test_the_keys_of_the_directory_are_named_after_their_records() -> None:
+    kinds = (PROGRESS, SUMMARIES, SERVING, STAGES, HOSTS, CONTRIBUTIONS, NOTICE, RELEASE)
+    assert [kind.key(Names("demo-01")) for kind in kinds] == [
+        "demo-01_progress",
+        "demo-01_row-summary",
+        "demo-01_serving",
+        "demo-01_stage-offer",
+        "demo-01_host-offer",
+        "demo-01_contribution",
+        "demo-01_notice",
+        "demo-01_release",
+    ]
+
+
+def test_a_signature_covers_the_content_that_has_a_golden_digest(tmp_path: Path) -> None:
+    signer, record = Signer(an_identity(tmp_path / "key")), next(iter(GOLDEN.values()))
+    subkey, value = unpack(signer.sign(record))
+    body, signature = parted(value)
+    assert (subkey, body) == (signer.subkey, encode(record))
+    assert owner(subkey).verify(signed_content(Token, subkey, body), signature)
+
+
+class Before(SignedRecord):
+    wire: ClassVar[str] = "test/renamed"
+
+    value: Count
+
+
+class After(SignedRecord):
+    """The same under another class name."""
+
+    wire: ClassVar[str] = "test/renamed"
+
+    value: Count
+
+
+class Other(SignedRecord):
+    wire: ClassVar[str] = "test/other"
+
+    value: Count
+
+
+def test_a_renamed_class_reads_what_was_signed_before_and_another_wire_name_does_not(tmp_path: Path) -> None:
+    signer = Signer(an_identity(tmp_path / "key"))
+    signed = signer.sign(Before(value=3))
+    assert opened(After, signed) == (signer.peer, After(value=3))
+    with pytest.raises(ValueError, match="signature"):
+        opened(Other, signed)
+
+
+def test_a_subclass_cannot_take_over_the_wire_name_of_its_base() -> None:
+    with pytest.raises(TypeError, match=r"Nested must declare a wire name of its own; 'test/other' is"):
+        type("Nested", (Other,), {})
+
+
+def test_a_pledged_contribution_is_not_valid_as_a_plain_one(tmp_path: Path) -> None:
+    signed = Signer(an_identity(tmp_path / "key")).sign(Pledged(**GAVE, **PLEDGED))
+    with pytest.raises(ValueError, match="signature"):
+        opened(Contribution, signed)
