@@ -472,7 +472,7 @@ def test_a_ledger_that_is_made_while_somebody_looks_is_unready_or_ready_and_noth
     ("version", "told"),
     [
         (99, "newer version of dedloc_kit; upgrade"),
-        (11, r"earlier version .*; go on with dedloc_kit 0\.3\.0, which reads and exports it, or move it away"),
+        (11, r"earlier version .*; go on with dedloc_kit 0\.4\.0, which reads and exports it, or move it away"),
         (10, r"go on with dedloc_kit 0\.2\.0, which reads"),
         (1, "tables of version 1, here"),
     ],
