@@ -20,9 +20,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.inference.answering import Answering, ChatModel
 from dedloc_kit.inference.kinds import Kind
 from dedloc_kit.inference.local_chat import local
-from dedloc_kit.inference.network import Lost
 from dedloc_kit.inference.served_chat import served
 from dedloc_kit.inference.turns import READY, WARNING, Answerer, ChatSnapshot, Told, Turn, messages_of
+from dedloc_kit.inference.worker_link import Lost
 
 MOST = 512
 """Tokens of an answer."""

@@ -13,7 +13,7 @@ from dedloc_kit.blocks.ends import Begin, ends
 from dedloc_kit.blocks.weights import weights
 from dedloc_kit.blocks.weights.manifest import Manifest
 from dedloc_kit.errors import UserError
-from dedloc_kit.inference.network import Network
+from dedloc_kit.inference.worker_link import Network
 from dedloc_kit.serving.config import ModelVersion, ServingConfig
 
 

@@ -16,8 +16,8 @@ from dedloc_kit.blocks.adapters.lora import TrainableAdapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.config.loading import local
 from dedloc_kit.inference.loading import Loaded
-from dedloc_kit.inference.network import Activations, Network
 from dedloc_kit.inference.tuning import Current, give, within
+from dedloc_kit.inference.worker_link import Activations, Network
 from dedloc_kit.pretrained import GENERATION_CONFIG, load_pretrained, load_pretrained_tokenizer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dedloc_kit.blocks.adapters import adapter_files, lora
 from dedloc_kit.blocks.adapters.lora import LoraConfig, TrainableAdapter
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.inference.network import Network
+from dedloc_kit.inference.worker_link import Network
 
 Current = ContextVar[TrainableAdapter | None]
 """The adapter that a thread's calls of a model use."""

@@ -12,8 +12,8 @@ from dedloc_kit.blocks.plans.plan import LayerRange
 from dedloc_kit.blocks.plans.routes import NoRoute
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.chat import Chat
-from dedloc_kit.inference.network import Lost
 from dedloc_kit.inference.turns import Turn
+from dedloc_kit.inference.worker_link import Lost
 from tests.inference.chats import Swarm, answered, tokenizer
 
 
