@@ -70,8 +70,10 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
         @contextmanager
         def full() -> Iterator[None]:
             disk.full = True
-            yield
-            disk.full = False
+            try:
+                yield
+            finally:
+                disk.full = False
 
         mine, another = in_memory.MemorySigner(world, "asha"), in_memory.MemorySigner(world, "bina")
         verifier = in_memory.MemoryVerifier(world)
@@ -82,8 +84,10 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
     def no_longer_files() -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-        yield
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     me, other = (KeySigner(Signer(an_identity(tmp_path / name))) for name in ("asha", "bina"))
     folder = FolderDisk(tmp_path / "disk")
