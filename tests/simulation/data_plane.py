@@ -115,12 +115,14 @@ class DataPlane:
     def _completed(self, members: Iterable[str]) -> list[Event]:
         found: list[Event] = []
         samples = {entry.peer: entry.samples for entry in self.group.members}
+        if self._epoch is None or self.me not in self._owners:
+            return []
         for member in members:
             there = self._parts[member]
-            if self._epoch is not None and self.me in self._owners and member not in self._complete and member in samples:
-                if not samples[member] or all(chunk in there for chunk in self._owned):
-                    self._complete.add(member)
-                    found.append(PartsComplete(self._epoch, member))
+            whole = not samples.get(member) or all(chunk in there for chunk in self._owned)
+            if member in samples and member not in self._complete and whole:
+                self._complete.add(member)
+                found.append(PartsComplete(self._epoch, member))
         return found
 
     def reduce(self, epoch: Epoch, counted: tuple[Entry, ...]) -> tuple[list[Outgoing], list[Event]]:

@@ -1,4 +1,4 @@
-"""Virtual time, and peers joined by lines with delay and rate. No socket, thread or wall clock: a pure function of a seed.
+"""Virtual time, and peers joined by lines with delay and rate: a pure function of a seed.
 
 `now` and `deadline` of a process are of its own clock, which may run fast or slow.
 """
@@ -56,7 +56,7 @@ class World:
         self.sent: Counter[str] = Counter()
         self._dead: set[str] = set()
         self._frozen: dict[str, float] = {}
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
         self._busy: dict[tuple[str, str, bool], float] = defaultdict(float)
         self._last: dict[tuple[Pair, bool], float] = defaultdict(float)
@@ -69,7 +69,7 @@ class World:
 
     def at(self, when: float, call: Callable[..., object], *args: Any) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._count, call, args))  # type: ignore[arg-type]
+        heapq.heappush(self._queue, (max(when, self.now), self._count, call, args))
 
     def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         self.at(self.now + delay, call, *args)
