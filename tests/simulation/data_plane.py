@@ -85,13 +85,15 @@ class DataPlane:
         self._complete: set[str] = set()
         self._epoch: Epoch | None = None
         self._owners: tuple[str, ...] = ()
+        self._reducers: tuple[str, ...] = ()
 
     @property
     def _owned(self) -> list[int]:
         return [chunk for chunk, owner in enumerate(self._owners) if owner == self.me]
 
     def assign(self, epoch: Epoch, reducers: tuple[str, ...]) -> tuple[list[Outgoing], list[Event]]:
-        self._epoch, self._owners, self._complete = epoch, owners(self.group.reducers, reducers), set()
+        self._epoch, self._reducers, self._complete = epoch, reducers, set()
+        self._owners = owners(self.group.reducers, reducers)
         mine = gradient(self.entry)
         deal: dict[str, dict[int, int]] = {reducer: {} for reducer in reducers}
         for chunk, owner in enumerate(self._owners):
@@ -115,7 +117,7 @@ class DataPlane:
     def _completed(self, members: Iterable[str]) -> list[Event]:
         found: list[Event] = []
         samples = {entry.peer: entry.samples for entry in self.group.members}
-        if self._epoch is None or self.me not in self._owners:
+        if self._epoch is None or self.me not in self._reducers:
             return []
         for member in members:
             there = self._parts[member]
@@ -145,7 +147,7 @@ class DataPlane:
             return []
         there = self._shares.get(epoch, {})
         missing = {owner for chunk, owner in enumerate(self._owners) if chunk not in there}
-        found: list[Event] = [ShareComplete(epoch, r) for r in dict.fromkeys(self._owners) if r not in missing]
+        found: list[Event] = [ShareComplete(epoch, r) for r in self._reducers if r not in missing]
         average = self.average(epoch)
         return [*found, AverageComplete(epoch, digest_of(average))] if average is not None else found
 

@@ -52,7 +52,7 @@ class World:
         self.drift: dict[str, float] = defaultdict(lambda: 1.0)
         self.duplicates, self.broken = 0.0, 0.8
         self.delivered = 0
-        self.triggers: dict[int, Callable[[str, str, Any], None]] = {}
+        self.triggers: dict[int, Callable[[str, str, Any], object]] = {}
         self.sent: Counter[str] = Counter()
         self._dead: set[str] = set()
         self._frozen: dict[str, float] = {}
