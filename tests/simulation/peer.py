@@ -394,7 +394,7 @@ class Process:
         full = self.disk.full
         if not full:
             self.disk.vote = write.vote
-            if write.vote.value is not None:
+            if write.vote.value is not None and self.policy.stored:
                 self.disk.accepted_average = self.averages.get(write.vote.value.link)
         for each in self.votes.written(not full):
             if isinstance(each, Write):

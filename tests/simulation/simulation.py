@@ -29,12 +29,14 @@ class Policy:
     :ivar incarnation: a peer without its vote file is another voter
     :ivar resets: the coordinator signs resets by itself
     :ivar choose: a branch that was left is chosen if it has more samples
+    :ivar stored: the average that was voted for is on disk with the vote
     """
 
     persist: bool = True
     incarnation: bool = True
     resets: bool = True
     choose: bool = True
+    stored: bool = True
 
 
 Hook = Callable[[Process, Reset, str], None]

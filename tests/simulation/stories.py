@@ -278,6 +278,15 @@ def short_batches(sim: Simulation) -> float:
 
 def resume_below(sim: Simulation) -> float:
     """Voters crash as they vote or take a step, and come back with an older state and the newest vote file."""
+    return crash_at_votes(sim, remembering=1.0)
+
+
+def forgetful(sim: Simulation) -> float:
+    """Voters crash as they vote or take a step, and come back without their disk."""
+    return crash_at_votes(sim, remembering=0.1)
+
+
+def crash_at_votes(sim: Simulation, remembering: float) -> float:
     random, world = sim.random, sim.world
     peers = swarm(sim, random.randint(2, 4), speed=2)
     left, crashes = [random.randint(30, 60 * len(peers))], [random.randint(1, 3)]
@@ -294,7 +303,8 @@ def resume_below(sim: Simulation) -> float:
                 if peer not in kept:
                     after = random.choice([0.0, 0.05, 0.5, 3])
                     world.after(after, sim.crash, peer)
-                    world.after(after + random.choice([0.3, 1, 5]), sim.restart, peer, True, random.randint(0, 2))
+                    back, memory = after + random.choice([0.3, 1, 5]), random.random() < remembering
+                    world.after(back, sim.restart, peer, memory, random.randint(0, 2))
             left[0] = random.randint(20, 200)
             if crashes[0] <= 0:
                 return
@@ -485,13 +495,23 @@ FAULTS: dict[str, Callable[[Simulation, Peer], object]] = {
 STORIES: dict[str, Story] = {
     story.__name__: story
     for story in (
-        *(quiet, overlapping, short_batches, stale_numbers, resume_below, bad_disks, firewalls, leavers, lossy),
+        *(
+            quiet,
+            overlapping,
+            short_batches,
+            stale_numbers,
+            resume_below,
+            forgetful,
+            bad_disks,
+            firewalls,
+            leavers,
+            lossy,
+        ),
         *(anything, only_volunteer_gone, crash_at_reset, two_resets, beside_commit, sleeper, lost_file, same_term),
         *(headless, churn, partitioned, coordinator_away, minority, alone_after),
     )
 }
-ROUNDS = ("quiet", "overlapping", "short_batches", "stale_numbers", "resume_below", "bad_disks", "firewalls", "leavers",
-          "lossy", "anything")  # fmt: skip
+ROUNDS = tuple(STORIES)[:11]
 """Stories of about a minute, in which terms hardly change."""
 
 

@@ -45,6 +45,10 @@ class Wire(Record):
         """Everything, as JSON with fields in the order of their declaration."""
         return self.model_dump_json().encode()
 
+    def changed(self, **values: object) -> Self:
+        """A copy with other values, validated; nothing that was computed from the old ones stays."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
+
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Raises ValueError unless this is the one spelling of a valid record."""
@@ -77,6 +81,7 @@ class Signed(Wire):
         return sha256(self.content)
 
     def signed(self, signer: Signer) -> Self:
+        """With this signature; the content stays as it was computed."""
         return self.model_copy(update={"signature": signer.sign(self.content)})
 
     def check_signature(self, author: PeerId, verifier: Verifier) -> None:
