@@ -33,6 +33,7 @@ class Share(NamedTuple):
 
     group: str
     epoch: Epoch
+    name: str
     chunks: dict[int, int]
 
 
@@ -79,7 +80,8 @@ class DataPlane:
         self.group, self.me = group, me
         self.entry = next(entry for entry in group.members if entry.peer == me)
         self._parts: dict[str, dict[int, int]] = {}
-        self._shares: dict[Epoch, dict[int, int]] = {}
+        self._shares: dict[tuple[Epoch, str], dict[int, int]] = {}
+        self._names: dict[Epoch, str] = {}
         self._sent: set[tuple[int, str]] = set()
         self._introduced: set[str] = set()
         self._complete: set[str] = set()
@@ -127,25 +129,26 @@ class DataPlane:
                 found.append(PartsComplete(self._epoch, member))
         return found
 
-    def reduce(self, epoch: Epoch, counted: tuple[Entry, ...]) -> tuple[list[Outgoing], list[Event]]:
+    def reduce(self, epoch: Epoch, name: str, counted: tuple[Entry, ...]) -> tuple[list[Outgoing], list[Event]]:
+        self._names[epoch] = name
         owned, names = self._owned, [entry.peer for entry in counted if entry.samples]
-        there = [self._parts.get(name, {}) for name in names]
+        there = [self._parts.get(each, {}) for each in names]
         if not owned or not all(chunk in parts for chunk in owned for parts in there):
             return [], self._averaged(epoch)
-        share = Share(self.group.id, epoch, {chunk: sum(parts[chunk] for parts in there) for chunk in owned})
+        share = Share(self.group.id, epoch, name, {chunk: sum(parts[chunk] for parts in there) for chunk in owned})
         out = [Outgoing(member, share) for member in self.group.peers if member != self.me]
         return out, self.take_share(share)
 
     def take_share(self, share: Share) -> list[Event]:
-        there = self._shares.setdefault(share.epoch, {})
+        there = self._shares.setdefault((share.epoch, share.name), {})
         for chunk, value in share.chunks.items():
             there.setdefault(chunk, value)
         return self._averaged(share.epoch)
 
     def _averaged(self, epoch: Epoch) -> list[Event]:
-        if epoch != self._epoch:
+        if epoch != self._epoch or epoch not in self._names:
             return []
-        there = self._shares.get(epoch, {})
+        there = self._shares.get((epoch, self._names[epoch]), {})
         missing = {owner for chunk, owner in enumerate(self._owners) if chunk not in there}
         found: list[Event] = [ShareComplete(epoch, r) for r in self._reducers if r not in missing]
         average = self.average(epoch)
@@ -153,5 +156,5 @@ class DataPlane:
 
     def average(self, epoch: Epoch) -> Average | None:
         """Of an epoch's proposal, if it is all here."""
-        there = self._shares.get(epoch, {})
+        there = self._shares.get((epoch, self._names.get(epoch, "")), {})
         return tuple(there[chunk] for chunk in range(CHUNKS)) if len(there) == CHUNKS else None

@@ -310,8 +310,8 @@ class Process:
                 out, events = data.assign(epoch, reducers)
                 self._send_all(out)
                 self._post(*events)
-            case Reduce(epoch, counted) if data is not None:
-                out, events = data.reduce(epoch, counted)
+            case Reduce(epoch, name, counted) if data is not None:
+                out, events = data.reduce(epoch, name, counted)
                 self._send_all(out)
                 self._post(*events)
             case Fetch():

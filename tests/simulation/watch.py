@@ -57,7 +57,7 @@ class Watch:
             return
         self.first[commit.link] = self._simulation.world.now
         self.made[step] += 1
-        if not self._simulation.liars and process.averages[commit.link] != add(*map(gradient, commit.value.counted)):
+        if process.averages[commit.link] != add(*map(gradient, commit.value.counted)):
             self.violation(f"half an average: step {step} at {name}")
         if commit.value.samples < self._simulation.options.minimum:
             self.violation("a step with too few samples")

@@ -137,10 +137,11 @@ class Proposal(Wire):
     holders: Peers = ()
     proof: Annotated[tuple[Promise, ...], Field(max_length=MAX_MEMBERS)] = ()
 
-    @property
-    def name(self) -> tuple[Places, str | None]:
-        """What is proposed."""
-        return self.counted, self.value.link if self.value is not None else None
+    @cached_property
+    def name(self) -> str:
+        """What is proposed. Shares of an average carry it: those of a lying decider's two proposals never mix."""
+        what = self.value.link if self.value is not None else self.counted
+        return sha256(f"consensus/proposal\0{tuple(self.epoch)}\0{what}".encode())
 
 
 class Acceptance(Wire):
@@ -268,9 +269,13 @@ class Assign:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Average exactly these contributions, and send the own share to all members."""
+    """Average exactly these contributions, and send the own share to all members under the proposal's name.
+
+    A whole average consists of shares with one name.
+    """
 
     epoch: Epoch
+    name: str
     counted: tuple[Entry, ...]
 
 

@@ -208,7 +208,7 @@ class Participant:
             return effects or [self._persist_promise()]  # a promise that names a vote asks for the proof
         self.proposal, self._since, self.deadline = proposal, now, now + self.options.patience
         if proposal.value is None:
-            effects.append(Reduce(epoch, tuple(self.group.members[place] for place in proposal.counted)))
+            effects.append(Reduce(epoch, proposal.name, tuple(self.group.members[place] for place in proposal.counted)))
         else:
             effects.append(Fetch(epoch, proposal.value, proposal.holders))
         return effects + self._accept_if_due()

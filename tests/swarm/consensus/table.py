@@ -149,7 +149,7 @@ class Table:
                             queue.append((send.to, Received(me, message)))
                 case Assign(epoch, reducers) if me in reducers:
                     queue += [(me, PartsComplete(epoch, member)) for member in made.peers]
-                case Reduce(epoch, counted) if holds(me):
+                case Reduce(epoch, _, counted) if holds(me):
                     average = digest("average", epoch, [each.peer for each in counted])
                     queue.append((me, AverageComplete(epoch, average)))
                 case Fetch(epoch, value):
