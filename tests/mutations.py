@@ -51,7 +51,7 @@ MUTATIONS = (
         "swarm/consensus/participant.py",
         " or self.epoch < self.vote.promised:",
         ":",
-        "tests/swarm/consensus/test_participant.py -k in_any_order",
+        "tests/swarm/consensus/test_participant.py -k below_what",
     ),
     Mutation(
         "consensus: a voter needs no proof for another value",
@@ -65,7 +65,7 @@ MUTATIONS = (
         "swarm/consensus/validation.py",
         "if any(promise.epoch != proposal.epoch for promise in proposal.proof):",
         "if False:",
-        "tests/swarm/consensus/test_participant.py -k proof",
+        "tests/swarm/consensus/test_participant.py -k another_epoch",
     ),
     Mutation(
         "consensus: a vote that could not be written is sent",

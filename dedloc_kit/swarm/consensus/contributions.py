@@ -7,6 +7,9 @@ from dedloc_kit.swarm.consensus.chain import Change
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import MAX_ORDERS, MAX_PIECES, Commit, Entry, Piece, Voter
 
+FREE_PIECES = 4
+"""Later pieces have to double what waits: so a peer whose rounds failed often still reaches any batch in few pieces."""
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -33,7 +36,12 @@ class Contributions:
     @property
     def samples(self) -> int:
         """What this peer would offer now."""
-        return sum(piece.samples for piece in self.waiting) + (self.fresh if len(self.waiting) < MAX_PIECES else 0)
+        return sum(piece.samples for piece in self.waiting) + (self.fresh if self._may_freeze else 0)
+
+    @property
+    def _may_freeze(self) -> bool:
+        count, waiting = len(self.waiting), sum(piece.samples for piece in self.waiting)
+        return count < FREE_PIECES or (count < MAX_PIECES and self.fresh >= waiting)
 
     @property
     def counted(self) -> tuple[Piece, ...]:
@@ -46,11 +54,11 @@ class Contributions:
         self.fresh_weight += weight
 
     def freeze(self, digest: str) -> Piece | None:
-        """Make a piece of what is fresh; None if nothing is, or four pieces wait already.
+        """Make a piece of what is fresh; None if nothing is, or it is too little for so many pieces.
 
         :param digest: of its gradients
         """
-        if not self.fresh or len(self.waiting) >= MAX_PIECES:
+        if not self.fresh or not self._may_freeze:
             return None
         piece = Piece(hash=digest, samples=self.fresh, weight=self.fresh_weight)
         self.fresh = self.fresh_weight = 0

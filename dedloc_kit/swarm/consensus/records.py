@@ -9,7 +9,8 @@ from dedloc_kit.records.record import Count, PeerId, Record, RunId
 from dedloc_kit.swarm.consensus.signing import Hash, Link, Signed, Verifier, Wire, sha256
 
 MAX_MEMBERS = 4096
-MAX_PIECES = 4
+MAX_PIECES = 12
+"""Of one contribution; see `contributions.FREE_PIECES`."""
 MAX_ORDERS = 16
 MAX_PARTS = 256
 MAX_EPOCH = 2**40

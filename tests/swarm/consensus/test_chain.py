@@ -103,13 +103,16 @@ def brought(contributions: Contributions, after: Instance) -> Entry:
 
 def test_a_failed_round_offers_the_old_piece_unchanged_and_a_further_one() -> None:
     mine = Contributions()
-    for number in range(6):
+    offered: list[Piece] = []
+    for number in range(200):
         mine.add(3, 30)
         mine.freeze(digest("piece", number))
-    made = brought(mine, GENESIS)
-    assert [piece.samples for piece in made.pieces] == [3, 3, 3, 3]
-    assert made.weight == 120
-    assert (mine.fresh, mine.samples) == (6, 12)  # what comes beyond four pieces waits
+        made = brought(mine, GENESIS)
+        assert made.pieces[: len(offered)] == tuple(offered)
+        offered = list(made.pieces)
+    assert [piece.samples for piece in offered] == [3, 3, 3, 3, 12, 24, 48, 96, 192]  # later ones double what waits
+    assert made.weight == 3840
+    assert (mine.fresh, mine.samples) == (216, 384)
 
 
 def test_samples_are_waiting_counted_or_rolled_back() -> None:

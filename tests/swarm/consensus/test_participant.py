@@ -9,6 +9,7 @@ from dedloc_kit.swarm.consensus.messages import (
     Abort,
     Acceptance,
     Assign,
+    AverageComplete,
     Blame,
     Decided,
     Message,
@@ -125,6 +126,42 @@ def test_a_voter_that_voted_for_what_no_quorum_holds_is_convinced_by_the_proof()
     assert len(table.links) == 1
     assert table.votes["p3"].accepted is not None
     assert table.votes["p3"].accepted.link in table.links
+
+
+def voted_before(name: str) -> Participant:
+    """A member whose vote file names a vote, in a new group's first epoch, which p2 decides."""
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Acceptance), holds=lambda each: each == name)
+    made = group(where, "p1 p2 p3", "p2", 2, first=2)
+    started = Participant(where, made, table.votes[name], OPTIONS, signer(name), VERIFIER)
+    started.start(0.0)
+    return started
+
+
+@pytest.mark.parametrize(("epoch", "convinced"), [(2, True), (1, False)])
+def test_promises_for_another_epoch_prove_nothing(epoch: int, convinced: bool) -> None:
+    started = voted_before("p3")
+    promised = started.epoch._replace(number=epoch)
+    proof = []
+    for name in ("p1", "p2"):
+        vote = started.instance.first_vote(voter(name)).model_copy(update={"promised": promised})
+        proof.append(started.instance.promise(vote).signed(signer(name)))
+    effects = started.handle(Received("p2", proposal(started, counted=(0, 1), proof=tuple(proof))), 1.0)
+    assert (started.proposal is not None) is convinced
+    assert bool([effect for effect in effects if isinstance(effect, Blame)]) is not convinced
+
+
+def test_nobody_votes_in_an_epoch_below_what_it_has_promised() -> None:
+    where = instance(THREE)
+    made = group(where, "p1 p2 p3", "p1")
+    for promised, votes in ((Epoch(1, "p1", made.id), True), (Epoch(2, "p3", "0" * 64), False)):
+        vote = where.first_vote(voter("p2")).model_copy(update={"promised": promised})
+        started = Participant(where, made, vote, OPTIONS, signer("p2"), VERIFIER)
+        started.start(0.0)
+        started.handle(Received("p1", proposal(started)), 1.0)
+        effects = started.handle(AverageComplete(started.epoch, "0" * 64), 2.0)
+        assert bool(effects) is votes
 
 
 def test_promises_and_votes_go_out_only_with_the_vote_that_is_written_before() -> None:

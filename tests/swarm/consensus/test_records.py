@@ -181,8 +181,8 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
         decode(data)
 
 
-def test_an_entry_has_at_most_four_pieces_each_once_and_sorted_orders() -> None:
-    pieces = tuple(Piece(hash=digest(place), samples=1, weight=1) for place in range(5))
+def test_an_entry_has_twelve_pieces_at_most_each_once_and_sorted_orders() -> None:
+    pieces = tuple(Piece(hash=digest(place), samples=1, weight=1) for place in range(13))
     for changes in (
         {"pieces": pieces},
         {"pieces": (pieces[0], pieces[0])},
