@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "consensus: a decider tells two proposals",
         "swarm/consensus/participant.py",
-        "same = self.proposal.name == proposal.name",
-        "same = True",
+        "if self.proposal.name != proposal.name:",
+        "if False:",
         "tests/swarm/consensus/test_participant.py -k second_proposal",
     ),
     Mutation(

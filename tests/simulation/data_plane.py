@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from dedloc_kit.swarm.consensus.messages import (
-    AverageComplete,
-    Event,
-    Group,
-    PartsComplete,
-    ShareComplete,
-)
+from dedloc_kit.swarm.consensus.events import AverageComplete, Event, PartsComplete, ShareComplete
+from dedloc_kit.swarm.consensus.messages import Group
 from dedloc_kit.swarm.consensus.records import Entry, Epoch, Piece
 
 CHUNKS = 8

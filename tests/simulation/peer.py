@@ -10,27 +10,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dedloc_kit.swarm.consensus.chain import Chain, Change, Link
 from dedloc_kit.swarm.consensus.contributions import Contributions, Orders
-from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import (
+from dedloc_kit.swarm.consensus.events import (
     Abort,
-    Acceptance,
     Assign,
     AverageComplete,
     Blame,
-    Decided,
     Effect,
     Event,
     Fetch,
     Finish,
-    Group,
     PeerFailed,
     Persist,
     Received,
     Reduce,
     Send,
     Tick,
-    TooFew,
 )
+from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Group, TooFew
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import Commit, Entry, Goodbye, Piece, Reset, Vote, Voter
 from dedloc_kit.swarm.consensus.resets import Branch, BranchChoice, ElectorateWatch, Position, new_reset

@@ -9,38 +9,41 @@ from math import inf
 
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.swarm.consensus.ballot import Ballot, NotEnough, UselessReducers
-from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import (
+from dedloc_kit.swarm.consensus.epoch import MemberEpoch
+from dedloc_kit.swarm.consensus.events import (
     Abort,
-    Acceptance,
     Assign,
     AverageComplete,
     Blame,
-    Decided,
     Effect,
     Event,
     Fetch,
     Finish,
-    Group,
-    Message,
-    Options,
     PartsComplete,
     PeerFailed,
     Persist,
-    Prepare,
-    Promised,
-    Proposal,
     Received,
     Reduce,
-    Report,
     Send,
     ShareComplete,
     Tick,
+)
+from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.messages import (
+    Acceptance,
+    Decided,
+    Group,
+    Message,
+    Options,
+    Prepare,
+    Promised,
+    Proposal,
+    Report,
     TooFew,
 )
-from dedloc_kit.swarm.consensus.records import NO_VOTE, Commit, Epoch, Value, Vote, Voter
+from dedloc_kit.swarm.consensus.records import Commit, Epoch, Vote
 from dedloc_kit.swarm.consensus.signing import Signer, Verifier
-from dedloc_kit.swarm.consensus.validation import ProposalCheck, check_promised
+from dedloc_kit.swarm.consensus.validation import ProposalCheck, check_membership, check_promised
 
 
 class Participant:
@@ -55,15 +58,9 @@ class Participant:
         self, instance: Instance, group: Group, vote: Vote, options: Options, signer: Signer, verifier: Verifier
     ) -> None:
         """Raises ValueError unless the group may decide this instance and this peer is a member."""
-        group.check(instance, verifier)
+        check_membership(instance, group, vote, options, verifier)
         self.me = signer.peer
-        if self.me not in group.peers or vote.previous != instance.previous:
-            raise ValueError("this peer is not a member, or votes in another instance")
         self._voters = {entry.peer: entry.voter for entry in group.members}
-        if self._voters[self.me] not in (vote.voter, Voter(self.me, NO_VOTE)):
-            raise ValueError("the group knows this peer as another voter")
-        if group.first > vote.promised.number + options.max_jump:
-            raise ValueError("the group's first epoch is too far ahead")
         self.instance, self.group, self.vote, self.options = instance, group, vote, options
         self._signer, self._verifier = signer, verifier
         self.votes = self._voters[self.me] in instance.electorate
@@ -71,27 +68,31 @@ class Participant:
         first = [instance.coordinator] if instance.coordinator in group.peers else []
         self.ranking = (*first, *(r for r in group.reducers if r != instance.coordinator))
         """Who decides, in the order in which they take over."""
-        self.epoch = Epoch(group.first, self.ranking[0], group.id)
-        self.reducers = group.reducers
+        self._now = MemberEpoch(group, Epoch(group.first, self.ranking[0], group.id), group.reducers, 0.0)
         self.failed: set[PeerId] = set()
-        self.proposal: Proposal | None = None
         self.ballot: Ballot | None = None
         self.commit: Commit | None = None
         self.deadline = inf
-        self._ended = self._reported = False
+        self.ended = False
         self._accusers: set[PeerId] = set()
-        self._complete: set[int] = set()
-        self._shares: set[PeerId] = set()
-        self._average: str | None = None
-        self._began = self._since = 0.0
+        self._began = 0.0
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._now.epoch
 
     @property
     def decider(self) -> PeerId:
         return self.epoch.decider
 
     @property
-    def ended(self) -> bool:
-        return self._ended
+    def reducers(self) -> tuple[PeerId, ...]:
+        """Of this epoch."""
+        return self._now.reducers
+
+    @property
+    def proposal(self) -> Proposal | None:
+        return self._now.proposal
 
     def start(self, now: float) -> list[Effect]:
         """Join the first epoch; its promise goes out unasked."""
@@ -99,31 +100,34 @@ class Participant:
         return self._enter(self.epoch, self.reducers, now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if self._ended:
+        if self.ended:
             return []
         match event:
             case PartsComplete(epoch, member):
-                if epoch == self.epoch and member in self._voters:
-                    self._complete.add(self.group.peers.index(member))
+                if epoch == self.epoch:
+                    self._now.complete(member)
                 return self._report_if_due(now)
             case ShareComplete(epoch, reducer):
                 if epoch == self.epoch:
-                    self._shares.add(reducer)
+                    self._now.share(reducer)
                 return []
             case AverageComplete(epoch, average):
                 if epoch == self.epoch:
-                    self._average = average
+                    self._now.average = average
                 return self._accept_if_due()
             case PeerFailed(member):
                 return self._fail(member, now)
             case Received(member, message):
-                return self._receive(member, message, now) if message.group == self.group.id else []
+                if member not in self._voters or message.group != self.group.id:
+                    return []
+                try:
+                    return self._receive(member, message, now)
+                except ValueError as error:  # what a message must fulfil is checked before anything changes
+                    return [Blame(member, str(error))]
             case Tick():
                 return self._tick(now)
 
     def _receive(self, member: PeerId, message: Message, now: float) -> list[Effect]:
-        if member not in self._voters:
-            return []
         match message:
             case Prepare():
                 return self._prepare(member, message, now)
@@ -136,7 +140,7 @@ class Participant:
             case Acceptance():
                 return self._acceptance(member, message)
             case Decided():
-                return self._decided(member, message)
+                return self._decided(message)
             case TooFew(epoch=epoch):
                 return self._end("too few samples") if member == epoch.decider and epoch >= self.epoch else []
 
@@ -144,9 +148,7 @@ class Participant:
 
     def _enter(self, epoch: Epoch, reducers: tuple[PeerId, ...], now: float) -> list[Effect]:
         """Join an epoch: promise to accept nothing of an earlier one any more."""
-        self.epoch, self.reducers, self.proposal, self._average = epoch, reducers, None, None
-        self._complete, self._shares, self._reported = set(), set(), False
-        self._since, self.deadline = now, now + self.options.patience
+        self._now, self.deadline = MemberEpoch(self.group, epoch, reducers, now), now + self.options.patience
         self.ballot = Ballot(self.instance, self.group, epoch, reducers, self.options) if self._leads else None
         effects: list[Effect] = [Assign(epoch, reducers)]
         if self.votes:
@@ -171,7 +173,7 @@ class Participant:
         if epoch <= self.epoch or not self._may_open(member, epoch):
             return []
         if not set(prepare.reducers) <= set(self.group.reducers) or not prepare.reducers:
-            return [Blame(member, "reducers that are no reducers of the group")]
+            raise ValueError("reducers that are no reducers of the group")
         return self._enter(epoch, prepare.reducers, now)
 
     def _may_open(self, member: PeerId, epoch: Epoch) -> bool:
@@ -179,67 +181,49 @@ class Participant:
         return member == epoch.decider and member in self.ranking and epoch.group == self.group.id and near
 
     def _report_if_due(self, now: float) -> list[Effect]:
-        """A reducer reports once it has everything of all members that have not failed, or has waited long enough."""
-        waited = now - self._since >= self.options.patience
-        peers = enumerate(self.group.peers)
-        awaited = any(place not in self._complete and peer not in self.failed for place, peer in peers)
-        if self._reported or self.me not in self.reducers or (awaited and not waited):
+        if self.me not in self.reducers:
             return []
-        self._reported = True
-        report = Report(group=self.group.id, epoch=self.epoch, complete=tuple(sorted(self._complete)))
-        return [Send(self.decider, report)]
+        report = self._now.report(self.failed, now - self._now.since >= self.options.patience)
+        return [Send(self.decider, report)] if report is not None else []
 
     def _propose(self, member: PeerId, proposal: Proposal, now: float) -> list[Effect]:
         epoch = proposal.epoch
         if epoch < self.epoch or not self._may_open(member, epoch):
             return []
         if epoch == self.epoch and self.proposal is not None:
-            same = self.proposal.name == proposal.name
-            return [] if same else [Blame(member, "two proposals in one epoch")]
+            if self.proposal.name != proposal.name:
+                raise ValueError("two proposals in one epoch")
+            return []
         check = ProposalCheck(self.instance, self.group, self.options, self._verifier)
-        try:
-            check.valid(proposal)
-        except ValueError as error:
-            return [Blame(member, str(error))]
+        check.valid(proposal)
         effects = self._enter(epoch, proposal.reducers, now) if epoch > self.epoch else []
         if self.votes and not check.proven(proposal, self.vote):
             if proposal.proof:
                 return [*effects, Blame(member, "the proof does not fit the proposal")]
             return effects or [self._persist_promise()]  # a promise that names a vote asks for the proof
-        self.proposal, self._since, self.deadline = proposal, now, now + self.options.patience
+        self._now.proposal, self._now.since, self.deadline = proposal, now, now + self.options.patience
         if proposal.value is None:
             effects.append(Reduce(epoch, proposal.name, tuple(self.group.members[place] for place in proposal.counted)))
         else:
             effects.append(Fetch(epoch, proposal.value, proposal.holders))
         return effects + self._accept_if_due()
 
-    def _value(self) -> Value | None:
-        """The proposed value, once this peer holds its average."""
-        if self.proposal is None or self._average is None:
-            return None
-        if self.proposal.value is not None:
-            return self.proposal.value
-        return self.instance.value([self.group.members[place] for place in self.proposal.counted], self._average)
-
     def _accept_if_due(self) -> list[Effect]:
-        value = self._value()
+        value = self._now.value(self.instance)
         if value is None or self.proposal is None or not self.votes or self.epoch < self.vote.promised:
             return []
-        if value.average != self._average:
-            self._average = None
+        if value.average != self._now.average:
+            self._now.average = None
             return [Fetch(self.epoch, value, self.proposal.holders)]
         accepted = self.instance.accepted(self.vote.voter, self.epoch, value).signed(self._signer)
         self.vote = self.vote.model_copy(update={"promised": self.epoch, "accepted": accepted, "value": value})
         acceptance = Acceptance(group=self.group.id, accepted=accepted)
         return [Persist(self.vote, (Send(self.decider, acceptance),), average=True)]
 
-    def _decided(self, member: PeerId, message: Decided) -> list[Effect]:
+    def _decided(self, message: Decided) -> list[Effect]:
         commit = message.commit
-        try:
-            self.instance.check_commit(commit, self._verifier)
-        except ValueError as error:
-            return [Blame(member, str(error))]
-        self.commit, self._ended, self.deadline = commit, True, inf
+        self.instance.check_commit(commit, self._verifier)
+        self.commit, self.ended, self.deadline = commit, True, inf
         return [Fetch(self.epoch, commit.value, commit.holders), Finish(commit)]
 
     # Failures
@@ -264,7 +248,7 @@ class Participant:
         return all(peer in self.failed for peer in self.ranking[: self.ranking.index(self.me)])
 
     def _end(self, reason: str) -> list[Effect]:
-        self._ended, self.deadline = True, inf
+        self.ended, self.deadline = True, inf
         return [Abort(reason)]
 
     # The decider
@@ -282,13 +266,10 @@ class Participant:
         ballot, promise = self.ballot, promised.promise
         if ballot is None or promise.voter != self._voters[member] or promise.epoch < self.epoch:
             return []
-        try:
-            check_promised(self.instance, promised, self._verifier)
-        except ValueError as error:
-            return [Blame(member, str(error))]
+        check_promised(self.instance, promised, self._verifier)
         if promise.epoch > self.epoch:
             if promise.epoch.number > self.epoch.number + self.options.max_jump:
-                return [Blame(member, "an epoch too far ahead")]
+                raise ValueError("an epoch too far ahead")
             self._promise_at_least(promise.epoch)
             return self._open_epoch(frozenset(), now)
         if ballot.proposal is not None:  # it is late, or asks for the proof
@@ -329,15 +310,12 @@ class Participant:
         accepted = message.accepted
         if self.ballot is None or accepted.epoch != self.epoch or accepted.voter != self._voters[member]:
             return []
-        try:
-            self.instance.check_accepted(accepted, self._verifier)
-        except ValueError as error:
-            return [Blame(member, str(error))]
+        self.instance.check_accepted(accepted, self._verifier)
         commit = self.ballot.accept(member, accepted)
         if commit is None:
             return []
         decided = Decided(group=self.group.id, commit=commit)
-        return [Send(m, decided) for m in self.group.peers if m != self.me] + self._decided(self.me, decided)
+        return [Send(m, decided) for m in self.group.peers if m != self.me] + self._decided(decided)
 
     # Time
 
@@ -347,7 +325,7 @@ class Participant:
         if now - self._began >= self.options.limit:
             return self._end("it took too long")
         self.deadline = now + self.options.patience
-        late = now - self._since >= 2 * self.options.patience
+        late = now - self._now.since >= 2 * self.options.patience
         if self.proposal is None:
             effects = self._report_if_due(now)
             missing = self.ballot.missing - {self.me} if self.ballot is not None else set()
@@ -357,9 +335,8 @@ class Participant:
             if late and not self._leads:
                 return [*effects, *self._fail(self.decider, now)]  # it may be here, and yet do nothing
             return effects
-        if self._average is None:
+        if self._now.average is None:
             if self.proposal.value is not None:
                 return [Fetch(self.epoch, self.proposal.value, self.group.peers)]
-            lacking = tuple(r for r in self.reducers if r not in self._shares and r != self.me)
-            return [Send(self.decider, Report(group=self.group.id, epoch=self.epoch, lacking=lacking))]
+            return [Send(self.decider, self._now.accusation(self.me))]
         return self._fail(self.decider, now) if late else []

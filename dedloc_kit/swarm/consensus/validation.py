@@ -4,8 +4,20 @@ from dataclasses import dataclass
 
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.messages import Group, Options, Promised, Proposal
-from dedloc_kit.swarm.consensus.records import Vote
+from dedloc_kit.swarm.consensus.records import NO_VOTE, Vote, Voter
 from dedloc_kit.swarm.consensus.signing import Verifier
+
+
+def check_membership(instance: Instance, group: Group, vote: Vote, options: Options, verifier: Verifier) -> None:
+    """Raises ValueError unless the group may decide the instance, with the voter of this vote as a member."""
+    group.check(instance, verifier)
+    me = vote.voter.peer
+    if me not in group.peers or vote.previous != instance.previous:
+        raise ValueError("this peer is not a member, or votes in another instance")
+    if group.members[group.peers.index(me)].voter not in (vote.voter, Voter(me, NO_VOTE)):
+        raise ValueError("the group knows this peer as another voter")
+    if group.first > vote.promised.number + options.max_jump:
+        raise ValueError("the group's first epoch is too far ahead")
 
 
 def check_promised(instance: Instance, promised: Promised, verifier: Verifier) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dedloc_kit.swarm.consensus.chain import Chain
+from dedloc_kit.swarm.consensus.events import Persist, Send
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import Persist, Send
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Vote, Voter
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from hashlib import sha256
 
 from dedloc_kit.swarm.consensus.electorate import Electorate
-from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import (
+from dedloc_kit.swarm.consensus.events import (
     Abort,
     Assign,
     AverageComplete,
@@ -14,15 +13,14 @@ from dedloc_kit.swarm.consensus.messages import (
     Event,
     Fetch,
     Finish,
-    Group,
-    Message,
-    Options,
     PartsComplete,
     Persist,
     Received,
     Reduce,
     Send,
 )
+from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.messages import Group, Message, Options
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import Commit, Entry, Epoch, Piece, Vote, Voter
 from tests.simulation.keys import SimulatedSigner, SimulatedVerifier

@@ -5,24 +5,26 @@ from random import Random
 
 import pytest
 
-from dedloc_kit.swarm.consensus.messages import (
+from dedloc_kit.swarm.consensus.events import (
     Abort,
-    Acceptance,
     Assign,
     AverageComplete,
     Blame,
+    PeerFailed,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
+from dedloc_kit.swarm.consensus.messages import (
+    Acceptance,
     Decided,
     Message,
     Options,
-    PeerFailed,
-    Persist,
     Prepare,
     Promised,
     Proposal,
-    Received,
     Report,
-    Send,
-    Tick,
     TooFew,
 )
 from dedloc_kit.swarm.consensus.participant import Participant

@@ -1,7 +1,8 @@
 """A vote is on disk before it is sent, and nobody votes twice in one instance."""
 
 from dedloc_kit.swarm.consensus.chain import Chain
-from dedloc_kit.swarm.consensus.messages import Persist, Send, TooFew
+from dedloc_kit.swarm.consensus.events import Persist, Send
+from dedloc_kit.swarm.consensus.messages import TooFew
 from dedloc_kit.swarm.consensus.records import Epoch, Vote
 from dedloc_kit.swarm.consensus.votes import VoteBook, Write
 from tests.swarm.consensus.table import VERIFIER, decided, entry, instance, voter
