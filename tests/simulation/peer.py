@@ -428,7 +428,9 @@ class Process:
             case Left():
                 pass
             case Goodbye():
-                self.watch.said_goodbye(message)
+                message.verify(self.verifier)
+                if self.policy.goodbye:
+                    self.watch.said_goodbye(message)
             case AskAverage(link):
                 if link in self.averages:
                     self._send(source, GivenAverage(link, self.averages[link]))

@@ -29,6 +29,7 @@ class Policy:
     :ivar incarnation: a peer without its vote file is another voter
     :ivar resets: the coordinator signs resets by itself
     :ivar choose: a branch that was left is chosen if it has more samples
+    :ivar goodbye: a reset follows at once if all that are missing have said goodbye
     :ivar stored: the average that was voted for is on disk with the vote
     """
 
@@ -36,6 +37,7 @@ class Policy:
     incarnation: bool = True
     resets: bool = True
     choose: bool = True
+    goodbye: bool = True
     stored: bool = True
 
 

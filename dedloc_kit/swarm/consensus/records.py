@@ -241,6 +241,9 @@ class Goodbye(Signed):
     head: Link
     voter: Voter
 
+    def verify(self, verifier: Verifier) -> None:
+        self.check_signature(self.voter.peer, verifier)
+
 
 class Vote(Wire):
     """The content of a vote file: what a voter has promised and accepted in its newest instance.

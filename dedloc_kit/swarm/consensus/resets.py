@@ -10,6 +10,9 @@ from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Goodbye, PartReset, Reset, Voter
 
+MAX_OFFERS = 64
+"""Branches that are collected for one choice."""
+
 
 @dataclass(frozen=True)
 class Position:
@@ -70,7 +73,7 @@ class ElectorateWatch:
         self._seen[peer] = now, position
 
     def said_goodbye(self, goodbye: Goodbye) -> None:
-        """Its signature was checked."""
+        """Its signature and run were checked (`Goodbye.verify`)."""
         self._goodbyes[goodbye.voter] = goodbye.head
 
     def moved(self, now: float) -> None:
@@ -139,7 +142,9 @@ class BranchChoice:
         self.deadline = inf
 
     def offer(self, records: tuple[Link, ...], now: float) -> None:
-        self._offers.append(records)
+        """What a peer has left; nothing of it is believed yet."""
+        if len(self._offers) < MAX_OFFERS:
+            self._offers.append(records)
         self.deadline = min(self.deadline, now + self._options.collect)
 
     def choose(self, chain: Chain, now: float) -> Branch | None:

@@ -78,6 +78,30 @@ def test_a_higher_term_wins_over_more_steps() -> None:
     assert made.adopt([rollback, *commits(2, made.head)]).taken
 
 
+def test_one_reset_moves_all_parts_of_a_model() -> None:
+    """One record for each part would leave them apart."""
+    parts = ("first", "second")
+    start = Reset(
+        run_id="run",
+        term=0,
+        step=0,
+        parts=tuple(PartReset(part=part, previous="", state=digest(part)) for part in parts),
+        coordinator=voter("p0"),
+    ).signed(signer("organizer"))
+    chains = {part: Chain(Instance.genesis(start, part, "organizer", VERIFIER), VERIFIER) for part in parts}
+    heads = {part: decided(made.head, (entry(made.head, "p0", 0),), "p0") for part, made in chains.items()}
+    for part, made in chains.items():
+        made.adopt([heads[part]])
+        with pytest.raises(ValueError, match="another step"):
+            made.adopt([decided(chains[parts[1 - parts.index(part)]].at(start.link), (entry(GENESIS, "p0", 0),), "p0")])
+    rollback = start.changed(
+        term=1, parts=tuple(PartReset(part=part, previous=start.link, state=digest(part)) for part in parts)
+    ).signed(signer("organizer"))
+    for made in chains.values():
+        assert len(made.adopt([rollback]).left) == 1
+        assert (made.head.previous, made.head.term, made.head.step) == (rollback.link, (1, rollback.link), 0)
+
+
 def test_of_two_resets_with_one_term_all_follow_the_same() -> None:
     one, other = sorted((reset(GENESIS, 1, note) for note in ("one", "other")), key=lambda each: each.link)
     first, second = chain([one]), chain([other])
