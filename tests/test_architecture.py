@@ -46,7 +46,7 @@ ORDER = (
 )
 # The same inside swarm/, for its folders and modules.
 ROOMS = (
-    {"incidents"},
+    {"incidents", "consensus"},
     {"network"},
     {"p2p", "trust"},
     {"audits"},

@@ -1,0 +1,46 @@
+"""Who decides on a step: those whose samples the last one counted, and the coordinator."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dedloc_kit.swarm.consensus.records import NO_VOTE, PartReset, Value, Voter
+
+_EXTRA = 5
+"""The coordinator's vote is worth a fifth of all others together: it breaks ties."""
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """Voters and their weights. A quorum has more than half of all weight, the coordinator's included.
+
+    After a crash of one voter of two the coordinator and the other one go on; of three equal voters two go on without
+    the coordinator.
+    """
+
+    weights: Mapping[Voter, int]
+    coordinator: Voter | None
+
+    @staticmethod
+    def of_value(value: Value, coordinator: Voter | None) -> "Electorate":
+        """A vote weighs the samples that counted, at most a third of the step (in thirds of a sample)."""
+        most = value.samples
+        counted = {e.voter: min(3 * e.samples, most) for e in value.counted if e.voter.incarnation != NO_VOTE}
+        return Electorate({voter: weight for voter, weight in counted.items() if weight}, coordinator)
+
+    @staticmethod
+    def of_reset(reset: PartReset, coordinator: Voter) -> "Electorate":
+        return Electorate(dict(reset.voters), coordinator)
+
+    def enough(self, voters: Iterable[Voter]) -> bool:
+        """Whether these are a quorum. Two quorums always share a voter."""
+        present = set(voters)
+        total = sum(self.weights.values())
+        votes = sum(weight for voter, weight in self.weights.items() if voter in present)
+        if not total:
+            return self.coordinator in present
+        extra = total if self.coordinator in present else 0
+        whole = _EXTRA * total + (total if self.coordinator is not None else 0)
+        return 2 * (_EXTRA * votes + extra) > whole
+
+    def __contains__(self, voter: Voter) -> bool:
+        return voter in self.weights or (voter == self.coordinator and voter.incarnation != NO_VOTE)

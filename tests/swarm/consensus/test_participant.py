@@ -1,0 +1,296 @@
+"""Rounds told on purpose, message by message: what each rule is for."""
+
+from itertools import count
+from random import Random
+
+import pytest
+
+from dedloc_kit.swarm.consensus.events import (
+    Abort,
+    Assign,
+    AverageComplete,
+    Blame,
+    PeerFailed,
+    Persist,
+    Received,
+    Send,
+    Tick,
+)
+from dedloc_kit.swarm.consensus.messages import (
+    Acceptance,
+    Decided,
+    Message,
+    Options,
+    Prepare,
+    Promised,
+    Proposal,
+    Report,
+    TooFew,
+)
+from dedloc_kit.swarm.consensus.participant import Participant
+from dedloc_kit.swarm.consensus.records import Epoch
+from tests.swarm.consensus.table import OPTIONS, VERIFIER, Change, Table, group, instance, signer, voter
+
+THREE = {"p1": 4, "p2": 4, "p3": 4}
+
+
+def without(*kinds: type[Message]) -> Change:
+    return lambda source, target, message: None if isinstance(message, kinds) else message
+
+
+def participant(name: str = "p2", members: str = "p1 p2 p3", reducers: str = "p1 p2 p3") -> Participant:
+    where = instance(THREE)
+    made = group(where, members, reducers)
+    started = Participant(where, made, where.first_vote(voter(name)), OPTIONS, signer(name), VERIFIER)
+    started.start(0.0)
+    return started
+
+
+def test_a_round_without_faults_ends_with_one_commit_at_all() -> None:
+    where = instance(THREE)
+    table = Table(where, "p0 p1 p2 p3")
+    table.round(group(where, "p0 p1 p2 p3", "p1 p2 p3"))
+    assert table.commits.keys() == {"p0", "p1", "p2", "p3"}
+    assert len(table.links) == 1
+    where.check_commit(table.commits["p2"], VERIFIER)
+    assert [each.peer for each in table.commits["p1"].value.counted] == ["p0", "p1", "p2", "p3"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_in_any_order_of_messages_there_is_one_commit(seed: int) -> None:
+    random, where = Random(seed), instance(THREE)
+    table = Table(where, "p0 p1 p2 p3")
+    losses = random.uniform(0, 0.4)
+    for attempt in range(4):
+        first = 1 + max(vote.promised.number for vote in table.votes.values())
+        members = random.choice(["p0 p1 p2 p3", "p1 p2 p3", "p1 p2", "p0 p2 p3", "p0 p1 p3"])
+        reducers = members.replace("p0 ", "").split()
+        random.shuffle(reducers)
+        table.round(
+            group(where, members, " ".join(reducers), attempt, random.choice([1, first])),
+            change=lambda source, target, message: None if random.random() < losses else message,
+            holds=lambda name: random.random() < 0.8,
+            order=lambda queue: random.randrange(len(queue)),
+        )
+    assert len(table.links) <= 1
+    assert not table.blames
+
+
+def test_what_a_quorum_has_voted_for_is_decided_by_the_next_group() -> None:
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Decided))
+    first = table.commits["p1"]
+    table.round(group(where, "p2 p3", "p2", 2, first=2))
+    assert table.commits["p2"].link == table.commits["p3"].link == first.link
+    assert [each.peer for each in first.value.counted] == ["p1", "p2", "p3"]
+
+
+def test_groups_that_begin_with_one_number_never_share_an_epoch() -> None:
+    """p1 votes in the first group; p2 decides another value with p3 under the same number; then p1 and p3 go on."""
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p2", 2), without(Acceptance), holds=lambda name: name == "p1")
+    table.round(group(where, "p2 p3", "p2", 1), without(Decided))
+    table.round(group(where, "p1 p3", "p1", 3))
+    assert len(table.links) == 1
+    assert len(table.commits) == 3
+
+
+def ignores_votes(source: str, target: str, message: Message) -> Message | None:
+    """A decider that proposes a new value although one was voted for; it gives the proof that it has."""
+    if isinstance(message, Proposal) and message.value is not None:
+        return message.changed(value=None, counted=(0, 1), holders=())
+    return message
+
+
+def test_a_voter_asks_for_proof_before_it_votes_for_another_value() -> None:
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Decided))
+    table.round(group(where, "p2 p3", "p2", 2, first=2), ignores_votes)
+    assert len(table.links) == 1
+    assert ("p3", "p2", "the proof does not fit the proposal") in table.blames
+
+
+def test_a_voter_that_voted_for_what_no_quorum_holds_is_convinced_by_the_proof() -> None:
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Acceptance), holds=lambda name: name == "p3")
+    assert table.votes["p3"].accepted is not None
+    late = count()
+
+    def loses_first_promise(source: str, target: str, message: Message) -> Message | None:
+        return None if source == "p3" and isinstance(message, Promised) and next(late) == 0 else message
+
+    table.round(group(where, "p1 p2 p3", "p1", 2, first=2), loses_first_promise, holds=lambda name: name != "p2")
+    assert table.commits.keys() == {"p1", "p2", "p3"}
+    assert len(table.links) == 1
+    assert table.votes["p3"].accepted is not None
+    assert table.votes["p3"].accepted.link in table.links
+
+
+def voted_before(name: str) -> Participant:
+    """A member whose vote file names a vote, in a new group's first epoch, which p2 decides."""
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Acceptance), holds=lambda each: each == name)
+    made = group(where, "p1 p2 p3", "p2", 2, first=2)
+    started = Participant(where, made, table.votes[name], OPTIONS, signer(name), VERIFIER)
+    started.start(0.0)
+    return started
+
+
+@pytest.mark.parametrize(("epoch", "convinced"), [(2, True), (1, False)])
+def test_promises_for_another_epoch_prove_nothing(epoch: int, convinced: bool) -> None:
+    started = voted_before("p3")
+    promised = started.epoch._replace(number=epoch)
+    proof = []
+    for name in ("p1", "p2"):
+        vote = started.instance.first_vote(voter(name)).model_copy(update={"promised": promised})
+        proof.append(started.instance.promise(vote).signed(signer(name)))
+    effects = started.handle(Received("p2", proposal(started, counted=(0, 1), proof=tuple(proof))), 1.0)
+    assert (started.proposal is not None) is convinced
+    assert bool([effect for effect in effects if isinstance(effect, Blame)]) is not convinced
+
+
+def test_nobody_votes_in_an_epoch_below_what_it_has_promised() -> None:
+    where = instance(THREE)
+    made = group(where, "p1 p2 p3", "p1")
+    for promised, votes in ((Epoch(1, "p1", made.id), True), (Epoch(2, "p3", "0" * 64), False)):
+        vote = where.first_vote(voter("p2")).model_copy(update={"promised": promised})
+        started = Participant(where, made, vote, OPTIONS, signer("p2"), VERIFIER)
+        started.start(0.0)
+        started.handle(Received("p1", proposal(started)), 1.0)
+        effects = started.handle(AverageComplete(started.epoch, "0" * 64), 2.0)
+        assert bool(effects) is votes
+
+
+def test_promises_and_votes_go_out_only_with_the_vote_that_is_written_before() -> None:
+    where = instance(THREE)
+    made = group(where, "p1 p2 p3", "p1 p2 p3")
+    started = Participant(where, made, where.first_vote(voter("p2")), OPTIONS, signer("p2"), VERIFIER)
+    effects = started.start(0.0)
+    [persist] = [effect for effect in effects if isinstance(effect, Persist)]
+    assert persist.vote.promised == Epoch(1, "p1", made.id)
+    assert [type(send.message) for send in persist.then] == [Promised]
+    assert not [effect for effect in effects if isinstance(effect, Send)]
+
+
+def test_a_peer_without_weight_writes_no_vote() -> None:
+    where = instance(THREE)
+    made = group(where, "p1 p2 p4", "p1 p2")
+    started = Participant(where, made, where.first_vote(voter("p4")), OPTIONS, signer("p4"), VERIFIER)
+    assert [type(effect) for effect in started.start(0.0)] == [Assign]
+
+
+def proposal(started: Participant, **changes: object) -> Proposal:
+    values = {"group": started.group.id, "epoch": started.epoch, "reducers": started.reducers, "counted": (0, 1, 2)}
+    return Proposal.model_validate(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"counted": (0, 0, 1)}, "no members"),
+        ({"counted": (0, 7)}, "no members"),
+        ({"counted": ()}, "fewer samples than a batch"),
+        ({"reducers": ("p1", "p9")}, "no reducers of the group"),
+        ({"reducers": ()}, "no reducers of the group"),
+    ],
+)
+def test_a_proposal_that_no_honest_decider_makes_is_blamed(changes: dict[str, object], reason: str) -> None:
+    started = participant()
+    [effect] = started.handle(Received("p1", proposal(started, **changes)), 1.0)
+    assert isinstance(effect, Blame)
+    assert reason in effect.reason
+
+
+def test_a_second_proposal_in_one_epoch_is_blamed() -> None:
+    started = participant()
+    started.handle(Received("p1", proposal(started)), 1.0)
+    assert started.handle(Received("p1", proposal(started)), 1.0) == []
+    [effect] = started.handle(Received("p1", proposal(started, counted=(0, 1))), 1.0)
+    assert effect == Blame("p1", "two proposals in one epoch")
+
+
+def test_only_the_epochs_decider_is_heard() -> None:
+    started = participant()
+    assert started.handle(Received("p3", proposal(started)), 1.0) == []
+    assert started.handle(Received("p9", proposal(started)), 1.0) == []
+    assert started.handle(Received("p3", TooFew(group=started.group.id, epoch=started.epoch)), 1.0) == []
+    far = Epoch(2**39, "p1", started.group.id)
+    prepare = Prepare(group=started.group.id, epoch=far, reducers=("p1",))
+    assert started.handle(Received("p1", prepare), 1.0) == []
+    foreign = prepare.changed(epoch=Epoch(5, "p1", "0" * 64))
+    assert started.handle(Received("p1", foreign), 1.0) == []
+
+
+def test_a_forged_promise_or_vote_does_not_count() -> None:
+    where = instance(THREE)
+    table = Table(where, "p1 p2 p3")
+
+    def forge(source: str, target: str, message: Message) -> Message | None:
+        if source == "p3" and isinstance(message, Promised):
+            return message.changed(promise=message.promise.changed(signature="AAAA"))
+        if source == "p2" and isinstance(message, Acceptance):
+            return Acceptance(group=message.group, accepted=message.accepted.signed(signer("p3")))
+        return message
+
+    table.round(group(where, "p1 p2 p3", "p1"), forge)
+    assert {(member, blamed) for member, blamed, _ in table.blames} == {("p1", "p2"), ("p1", "p3")}
+    assert table.links == set() or len(table.links) == 1
+
+
+def test_a_member_may_accuse_one_reducer_in_a_round() -> None:
+    started = participant("p1")
+    accusation = Report(group=started.group.id, epoch=started.epoch, lacking=("p3",))
+    assert started.handle(Received("p2", accusation), 1.0)
+    assert started.reducers == ("p1", "p2")
+    again = Report(group=started.group.id, epoch=started.epoch, lacking=("p2",))
+    assert started.handle(Received("p2", again), 1.0) == []
+
+
+def test_too_few_samples_end_the_round_for_all() -> None:
+    where = instance(THREE)
+    made = group(where, "p1 p2 p3", "p1 p2 p3")
+    table = Table(where, "p1 p2 p3")
+    table.round(made, options=Options(minimum=13))
+    assert table.aborts == dict.fromkeys(("p1", "p2", "p3"), "too few samples")
+    assert not table.commits
+
+
+def test_a_mute_decider_is_replaced_by_the_next_in_rank() -> None:
+    started = participant("p2")
+    assert started.deadline == OPTIONS.patience
+    assert [type(effect) for effect in started.handle(Tick(), 10.0)] == [Send]  # its report, to nobody that answers
+    effects = started.handle(Tick(), 20.0)
+    assert started.epoch == Epoch(2, "p2", started.group.id)
+    assert {send.to for send in effects if isinstance(send, Send)} == {"p3"}
+    assert started.handle(Tick(), 41.0) == [Abort("it took too long")]
+    assert started.ended
+
+
+def test_a_round_ends_when_those_left_are_no_quorum() -> None:
+    started = participant("p3")
+    assert started.handle(PeerFailed("p1", "broke off"), 1.0) == []
+    assert started.handle(PeerFailed("p2", "broke off"), 1.0) == [Abort("too few voters are left")]
+
+
+def test_a_group_without_a_quorum_or_with_forged_members_does_not_begin() -> None:
+    where = instance(THREE)
+    vote = where.first_vote(voter("p1"))
+    with pytest.raises(ValueError, match="no quorum"):
+        Participant(where, group(where, "p1 p4", "p1"), vote, OPTIONS, signer("p1"), VERIFIER)
+    made = group(where, "p1 p2 p3", "p1")
+    forged = made.members[1].changed(signature="AAAA")
+    pretended = made.changed(members=(made.members[0], forged, made.members[2]))
+    with pytest.raises(ValueError, match="not signed by p2"):
+        Participant(where, pretended, vote, OPTIONS, signer("p1"), VERIFIER)
+    with pytest.raises(ValueError, match="another step"):
+        Participant(instance(THREE, step=8), made, vote, OPTIONS, signer("p1"), VERIFIER)
+    far = group(where, "p1 p2 p3", "p1", first=10**6)
+    with pytest.raises(ValueError, match="too far ahead"):
+        Participant(where, far, vote, OPTIONS, signer("p1"), VERIFIER)
+    with pytest.raises(ValueError, match="another voter"):
+        Participant(where, made, where.first_vote(voter("p1", 9)), OPTIONS, signer("p1"), VERIFIER)

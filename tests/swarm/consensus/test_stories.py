@@ -1,0 +1,200 @@
+"""Swarms in virtual time under failures: no fork, no half average, nothing counted twice, and the run goes on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Group, Promised, Proposal, decode, encode
+from tests.simulation.data_plane import Share
+from tests.simulation.peer import GivenAverage
+from tests.simulation.simulation import Policy, Simulation, Violation
+from tests.simulation.stories import ROUNDS, STORIES, swarm, tell, violation
+
+RUNS = tuple(name for name in STORIES if name not in ROUNDS and name not in ("minority", "coordinator_away"))
+
+
+@pytest.mark.parametrize("story", ROUNDS)
+@pytest.mark.parametrize("hundred", range(5))
+def test_rounds_agree_whatever_fails(story: str, hundred: int) -> None:
+    """55 times five seeds."""
+    for seed in range(100 * hundred, 100 * hundred + 5):
+        tell(story, seed)
+
+
+@pytest.mark.parametrize("story", RUNS)
+def test_small_runs_recover(story: str) -> None:
+    for seed in range(5):
+        tell(story, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("thousand", range(1, 4))
+def test_many_more_seeds(story: str, thousand: int) -> None:
+    count = 40 if story in ROUNDS else 20
+    found = [violation(story, seed) for seed in range(1000 * thousand, 1000 * thousand + count)]
+    assert not [each for each in found if each]
+
+
+# Defences of the world around the state machines: without them, these seeds fail. With them, they do not.
+PINNED = (
+    ("forgetful", 2, Policy(incarnation=False), "fork"),
+    ("forgetful", 17, Policy(incarnation=False), "fork"),
+    ("resume_below", 7, Policy(persist=False), "fork"),
+    ("resume_below", 25, Policy(persist=False), "fork"),
+    ("only_volunteer_gone", 1, Policy(resets=False), "no step"),
+)
+
+
+@pytest.mark.parametrize(("story", "seed", "policy", "kind"), PINNED)
+def test_each_defence_is_needed(story: str, seed: int, policy: Policy, kind: str) -> None:
+    assert violation(story, seed) is None
+    assert kind in (violation(story, seed, policy) or "nothing")
+
+
+FORKS = (
+    *(("overlapping", seed) for seed in (1, 2, 3)),  # a quorum of a quarter
+    *(("resume_below", seed) for seed in (7, 18, 44, 59)),  # voting in an instance that the vote file has passed
+    *(("same_term", seed) for seed in (1, 3, 4, 5)),  # resets ordered by their number alone
+)
+"""Seeds that fork without one defence of the state machines; `tests.mutations` takes it out."""
+STALLS = (
+    *(("short_batches", seed) for seed in (10068, 10272)),  # four small pieces never filled a batch
+    ("anything", 3),  # a reducer without a share never reported
+)
+
+
+@pytest.mark.parametrize(("story", "seed"), [*FORKS, *STALLS])
+def test_a_seed_that_forked_or_stalled_does_not_any_more(story: str, seed: int) -> None:
+    assert violation(story, seed) is None
+
+
+def second_round(kill_at: int | None, victim: str) -> tuple[Simulation, float, int]:
+    """A coordinator and five volunteers; after the first commit somebody dies as the n-th message is delivered.
+
+    Returns when the second commit was made, and how many messages later than the first one.
+    """
+    sim = Simulation(7, name="sweep")
+    swarm(sim, 5, speed=4)
+    sim.world.run(60, stop=lambda: len(sim.watch.first) == 1)
+    before = sim.world.delivered
+    if kill_at is not None:
+        sim.world.triggers[before + kill_at] = lambda *_: kill(sim, victim)
+    sim.world.run(120, stop=lambda: len(sim.watch.first) == 2)
+    assert len(sim.watch.first) == 2
+    return sim, sim.world.now, sim.world.delivered - before
+
+
+def kill(sim: Simulation, victim: str) -> None:
+    """The decider of the round that goes on, or one of its other reducers; the coordinator else."""
+    participants = [process.participant for process in sim.processes() if process.participant is not None]
+    decider = participants[0].decider if participants else sim.coordinator
+    reducers = [name for each in participants[:1] for name in each.group.reducers if name != decider]
+    sim.crash(sim.peers[decider if victim == "decider" else (reducers or ["p3"])[0]])
+
+
+@pytest.mark.parametrize("victim", ["decider", "reducer"])
+def test_a_death_at_any_message_costs_seconds(victim: str) -> None:
+    _, normal, messages = second_round(None, victim)
+    costs = {}
+    for at in range(1, messages + 1):
+        sim, when, _ = second_round(at, victim)
+        costs[at] = when - normal
+        if at % 10 == 0:
+            sim.run(sim.world.now + 1)  # and all is as it should be
+    assert messages > 100
+    assert max(costs.values()) < 12, costs  # silence is noticed after 5 s; a batch that lost a share fills for longer
+    assert sorted(costs.values())[messages // 2] < 3
+
+
+def test_a_seed_is_told_twice_in_the_same_way() -> None:
+    (one, first), (other, second) = tell("anything", 11), tell("anything", 11)
+    assert first == second
+    assert one.trace == other.trace
+    assert one.watch.first == other.watch.first
+    assert len(one.watch.first) > 5
+
+
+def test_a_violation_names_the_line_that_reproduces_it() -> None:
+    assert "python -m tests.simulation forgetful 2" in (violation("forgetful", 2, Policy(incarnation=False)) or "")
+
+
+def test_messages_survive_the_wire() -> None:
+    """Everything that is said is what its bytes say."""
+    sim = Simulation(3, name="wire")
+    peers = swarm(sim, 4)
+    seen: set[str] = set()
+
+    def through_bytes(to: str, message: Any) -> Any:
+        if hasattr(message, "wire") and hasattr(message, "group"):
+            seen.add(message.wire)
+            return decode(encode(message))
+        return message
+
+    for peer in peers:
+        sim.lie(peer, through_bytes)
+    sim.world.at(20, sim.pause, peers[1], 8)
+    sim.run(40)
+    assert {Promised.wire, Proposal.wire, Acceptance.wire, Decided.wire} <= seen
+    assert Group.wire == "consensus/group"
+
+
+# Liars: peers that sign for themselves alone
+
+
+def garbage_votes(to: str, message: Any) -> Any:
+    """Votes for an average that it does not hold."""
+    if isinstance(message, Acceptance):
+        return message.changed(accepted=message.accepted.changed(average="0" * 64, link="1" * 64))
+    return message
+
+
+def withholds(to: str, message: Any) -> Any:
+    """Gives its average to nobody."""
+    return None if isinstance(message, GivenAverage) else message
+
+
+def two_proposals(to: str, message: Any) -> Any:
+    """Tells half of the members that others count."""
+    if isinstance(message, Proposal) and int(to[1:]) % 2 and len(message.counted) > 2:
+        return message.changed(counted=message.counted[:-1])
+    return message
+
+
+def mute(to: str, message: Any) -> Any:
+    """Takes part, and never decides."""
+    return None if isinstance(message, (Proposal, Decided)) else message
+
+
+LIES: dict[str, Callable[[str, Any], Any]] = {
+    lie.__name__: lie for lie in (garbage_votes, withholds, two_proposals, mute)
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_liar_of_six_neither_forks_nor_stops_the_run(lie: str) -> None:
+    for seed in range(6):
+        sim = Simulation(seed, name=lie)
+        peers = swarm(sim, 5, speed=3)
+        sim.lie(peers[1 + seed % 5], LIES[lie])
+        sim.overlap = 0.3
+        if seed % 2:
+            sim.world.at(20, sim.crash, peers[0])
+            sim.world.at(45, sim.restart, peers[0])
+        sim.run(60)
+        assert len(sim.watch.first) > 3
+
+
+def test_the_simulation_notices_a_wrong_average() -> None:
+    sim = Simulation(1, name="wrong")
+    peers = swarm(sim, 3, speed=4)
+
+    def wrong(to: str, message: Any) -> Any:
+        if isinstance(message, Share):
+            return message._replace(chunks={chunk: value + 1 for chunk, value in message.chunks.items()})
+        return message
+
+    sim.lie(peers[1], wrong)
+    with pytest.raises(Violation, match="half an average"):
+        sim.run(20, within=30)
