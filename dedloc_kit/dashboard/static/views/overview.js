@@ -34,7 +34,7 @@ export async function show(root, { signal }) {
   const join = joinPanel();
   const numbers = figures();
   const compared = build("p", { class: "how compared", hidden: true });
-  const planned = build("p", { class: "how compared", hidden: true });
+  const planned = build("p", { class: "how planned", hidden: true });
   const batch = batchPanel();
   const banner = announcement();
   const notice = noticePanel();
