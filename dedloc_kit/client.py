@@ -17,6 +17,7 @@ from dedloc_kit.known_peers import own_id
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.hidden_characters import check_pasted
 from dedloc_kit.machine.home import check_organizer
+from dedloc_kit.machine.paths import exists, expanded, is_folder
 from dedloc_kit.machine.private import write_private
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.machine.text_files import read_text
@@ -65,7 +66,7 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
     :param watch: for somebody who only looks on, whom no coordinator refuses
     """
-    if isinstance(where, str) and where.strip() and not Path(where).expanduser().exists():
+    if isinstance(where, str) and where.strip() and not exists(expanded(where)):
         check_pasted("the address of the invitation", where)
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
@@ -95,9 +96,9 @@ def _read(where: str) -> Invitation:
         except HubUnavailable as error:
             raise NoAnswer(f"{where} cannot be read ({error}); check the connection and try again") from None
     try:
-        path = Path(where).expanduser()
-        text = read_text(path / INVITATION_FILE if path.is_dir() else path)
-    except (OSError, ValueError, RuntimeError) as error:  # bytes or a path that cannot be, or a home that is unknown
+        path = expanded(where)
+        text = read_text(path / INVITATION_FILE if is_folder(path) else path)
+    except (OSError, ValueError) as error:  # bytes or a path that cannot be
         raise UserError(f"there is no invitation at {where!r:.300} ({error}); give {_KINDS}") from None
     return Invitation.parse(text)
 
@@ -397,7 +398,7 @@ def repository_of(where: str) -> str | None:
 
 
 def _is_repository(where: str) -> bool:
-    return re.fullmatch(HUB_REPOSITORY, where) is not None and not Path(where).exists()
+    return re.fullmatch(HUB_REPOSITORY, where) is not None and not exists(Path(where))
 
 
 def _get(url: str, what: str, **query: str) -> str:

@@ -19,6 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.fetching import bound_silence, fetched
 from dedloc_kit.machine.account import leave_no_token
 from dedloc_kit.machine.hidden_characters import check_pasted, why_no_token
+from dedloc_kit.machine.paths import exists, expanded
 from dedloc_kit.records.contributors import CONTRIBUTORS_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.state import STATE_FILE
@@ -159,8 +160,8 @@ def training_state(where: str) -> Path:
     :param where: a file or a folder, or a repository `OWNER/NAME`, `OWNER/NAME@REVISION`
     Raises UserError if there is no such thing or it cannot be downloaded.
     """
-    local = Path(where).expanduser()
-    if local.exists():
+    local = expanded(where)
+    if exists(local):
         return local.resolve()
     named = repository_and_revision(where)
     if named is None:

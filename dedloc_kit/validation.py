@@ -7,6 +7,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+_NEAR = 0.55
+"""How like a known key a misspelled one is at least, as `difflib` counts."""
+_FEW = 12
 _PLAIN_KEY = re.compile(r"[\w-]{1,80}", re.ASCII)
 
 
@@ -31,9 +34,10 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def unknown_key(location: tuple[int | str, ...], known: Sequence[str]) -> str:
-    """One line that names the key and the nearest of those that are known."""
-    nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    """One line that names the key and the nearest of those that are known, or all of a few if none is near."""
+    cutoff = _NEAR if len(known) <= _FEW else 0.0
+    nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=cutoff)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else f"; known are {', '.join(known)}" if known else ""
     return f"{_dotted(location)} is not a known key{hint}"
 
 

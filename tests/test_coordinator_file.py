@@ -81,7 +81,11 @@ def test_what_is_typed_counts_more(tmp_path: Path) -> None:
         ("private = 1", "private: input should be a valid boolean, not 1"),
         ("port = 99999", "port: must be a TCP port, from 0 to 65535, not 99999"),
         ("hub = 'ours'", "hub: must be OWNER/NAME, not 'ours'"),
-        ("regions = 3", "regions: "),
+        ("regions = 3", "regions: must be a path, in quotes, not 3"),
+        ("url = 'http://[::1'", "url: must be an address"),
+        ("url = 'http://h:99999'", "url: must be an address"),
+        (f"push_every = {'9' * 5000}", "is not valid TOML"),
+        (f"push_every = {'[' * 5000}", "nested too deeply"),
         ("push_every = 2026-11-29", "push_every: "),
         ("push_every =", "is not valid TOML"),
     ],
@@ -92,6 +96,16 @@ def test_what_cannot_be_is_refused_with_the_file_and_the_key(tmp_path: Path, tex
     assert str(refused.value).startswith(str(tmp_path / "coordinator.toml"))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_link_to_nowhere_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.toml").symlink_to("coordinator.toml")
+    with pytest.raises(UserError, match=r"coordinator\.toml cannot be read"):
+        settings_beside(tmp_path / "run.toml")
+    (tmp_path / "coordinator.toml").unlink()
+    (tmp_path / "coordinator.toml").symlink_to("elsewhere.toml")
+    with pytest.raises(UserError, match=r"coordinator\.toml does not exist"):
+        settings_beside(tmp_path / "run.toml")
 
 
 def test_a_run_alone_is_led_by_the_defaults(tmp_path: Path) -> None:

@@ -124,6 +124,13 @@ def test_a_missing_key_is_named(key: str) -> None:
     assert message(without) == f"{key} is missing; add it"
 
 
+def test_a_key_that_is_like_none_is_answered_with_all_of_its_section() -> None:
+    assert message(values(trust={"probation": 1})) == (
+        "trust.probation is not a known key; known are "
+        + ", ".join(RunConfig.model_fields["trust"].annotation.model_fields)  # type: ignore[union-attr]
+    )
+
+
 def test_a_key_with_control_characters_cannot_break_the_line() -> None:
     assert "\x1b" not in message(values(**{"a\n\x1b[2J": 1}))
     assert len(message(values(**{"a" * 100_000: 1}))) < 200

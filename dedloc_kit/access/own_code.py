@@ -8,6 +8,7 @@ from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE, given_code, kept_code
 from dedloc_kit.machine.hidden_characters import check_pasted
+from dedloc_kit.machine.paths import expanded
 from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.serving.config import swarm_of
 
@@ -28,7 +29,7 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     """
     if file is not None:
         try:
-            code = read_text(file.expanduser()).strip()
+            code = read_text(expanded(file)).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read ({error}); it should hold your personal code") from None
         check_pasted(f"the code in {file}", "".join(code.split()))  # a long one may be broken into lines

@@ -17,6 +17,7 @@ from dedloc_kit.known_peers import of_first_peers, recall
 from dedloc_kit.machine.account import who_am_i
 from dedloc_kit.machine.dialling import own_address
 from dedloc_kit.machine.hardware import check, check_clock, check_connections, clock_skew, machine_at, tpu
+from dedloc_kit.machine.paths import is_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.machine.preflight import obstacles
 from dedloc_kit.machine.proxies import proxy_obstacle
@@ -35,7 +36,7 @@ def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Findin
     :param port: of the dashboard
     :param swarm_port: 0: any
     """
-    folder = Path(where) if where and Path(where).is_dir() else None
+    folder = Path(where) if where and is_folder(Path(where)) else None
     yield from _software("organizer" if folder else "")
     yield from _surroundings(where)
     invitation: Invitation | None = None

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from dedloc_kit.config.option import Option, default_of, kind_of, options_of, validated
 from dedloc_kit.config.section import Section
+from dedloc_kit.machine.paths import expanded
 
 
 def add_options(
@@ -72,9 +73,9 @@ def _checked(field: FieldInfo, option: Option) -> Callable[[str], Any]:
 
     def read(text: str) -> Any:
         try:
-            if kind is int and not re.fullmatch(r"-?[0-9]+", text):
+            if kind is int and not re.fullmatch(r"-?[0-9]{1,18}", text):
                 raise ValueError("must be a whole number")
-            value = kind(text) if kind in (int, float) else Path(text).expanduser() if kind is Path else text
+            value = kind(text) if kind in (int, float) else expanded(text) if kind is Path else text
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"must be {option.expects}" if option.expects else str(error)) from None
         try:
@@ -89,4 +90,4 @@ def _copy(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path) or "/" in name:
         raise argparse.ArgumentTypeError("must be NAME=PATH, with the last part of the run's name of it")
-    return name, Path(path).expanduser().absolute()
+    return name, expanded(path).absolute()

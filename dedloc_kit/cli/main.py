@@ -75,20 +75,22 @@ def _check_none_empty(arguments: list[str]) -> None:
 def _check_pasted(options: argparse.Namespace) -> None:
     """Raise UserError if an address, or a name on the Hub, holds a character that is not seen."""
     from dedloc_kit.machine.hidden_characters import check_pasted
+    from dedloc_kit.machine.paths import exists, expanded
 
     for name, value in vars(options).items():
         for text in value if isinstance(value, list) else [value]:
             pasted = name in _PASTED or (options.command, name) == ("serve", "what")
-            if pasted and isinstance(text, str) and not Path(text).expanduser().exists():
+            if pasted and isinstance(text, str) and not exists(expanded(text)):
                 check_pasted(f"'{text}'", text)
 
 
 def _check_order(options: argparse.Namespace, words: list[str]) -> None:
     """Raise UserError with the right line if the run's folder does not come first, as it does in every command."""
     from dedloc_kit.errors import UserError
+    from dedloc_kit.machine.paths import is_folder
 
     second = getattr(options, getattr(options, "behind_folder", ""), None)
-    if not second or options.folder.is_dir() or not Path(second).is_dir():
+    if not second or is_folder(options.folder) or not is_folder(Path(second)):
         return
     places = [at for at, word in enumerate(words) if second == word or Path(word) == options.folder][-2:]
     line = list(words)

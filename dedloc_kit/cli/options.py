@@ -1,6 +1,7 @@
 """Options that several commands have, and kinds of values."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +79,6 @@ def port(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number, at least 1")
+    return int(text)

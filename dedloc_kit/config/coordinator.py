@@ -4,6 +4,7 @@ Its keys are the fields of the classes of which the command line is made, so the
 """
 
 import json
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dedloc_kit.config.loading import read_toml
 from dedloc_kit.config.machine import CoordinatorConfig, LaunchOptions
 from dedloc_kit.config.option import Option, default_of, kind_of, options_of, validated
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.paths import expanded
 from dedloc_kit.validation import unknown_key
 
 COORDINATOR_FILE = "coordinator.toml"
@@ -38,7 +40,7 @@ def settings_beside(run: Path) -> dict[str, Any]:
     Raises UserError with the file, the key and the fix.
     """
     file = run.parent / COORDINATOR_FILE
-    if not file.exists():
+    if not os.path.lexists(file):  # a link to nowhere is told rather than passed over
         return {}
     known, found = keys(), read_toml(file)
     for name, value in found.items():
@@ -46,7 +48,7 @@ def settings_beside(run: Path) -> dict[str, Any]:
             raise UserError(f"{file}: {unknown_key((name,), list(known))}")
         field, option = known[name]
         if kind_of(field) is Path and isinstance(value, str):
-            value = file.parent.absolute() / Path(value).expanduser()
+            value = file.parent.absolute() / expanded(value)
         try:
             found[name] = validated(field, option, value)
         except ValueError as error:

@@ -1,7 +1,6 @@
 """A run's configuration out of a file or plain values: the one parser, and what paths in it mean."""
 
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hidden_characters import check_pasted
+from dedloc_kit.machine.paths import exists, expanded
 from dedloc_kit.machine.text_files import read_text
 from dedloc_kit.validation import describe
 
@@ -58,9 +58,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give the path of a run configuration (run.toml)") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
+    except RecursionError:
+        raise UserError(f"{path} is not valid TOML: it is nested too deeply") from None
+    except ValueError as error:  # a path with a zero in it, other bytes than text, or a number of thousands of digits
+        raise UserError(f"{path} is not valid TOML: {str(error).partition('; use sys.')[0]}") from None
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +78,8 @@ def local(name: str, folder: Path) -> str:
 
     Raises UserError if nothing local has this name, and it holds a character that nobody sees.
     """
-    candidate = folder / os.path.expanduser(name)
-    if not (exists := candidate.exists()):
+    candidate = folder / expanded(name)
+    if not (there := exists(candidate)):
         check_pasted(f"the name '{name}'", name)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or exists
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or there
     return str(candidate.resolve()) if looks_local else name

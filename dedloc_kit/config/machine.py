@@ -24,8 +24,9 @@ Port = Annotated[int, Field(ge=0, le=LAST_PORT), Option("PORT", f"a TCP port, fr
 Devices = Annotated[
     str, Field(pattern=DEVICES), Option("NAMES", "auto, cpu, cuda, mps, or names such as cuda:0,cuda:1")
 ]
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN_TEXT)]
-Team = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
+_SHOWN = Option(expects="at most 64 letters, on one line")
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN_TEXT), _SHOWN]
+Team = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT), _SHOWN]
 
 
 def _listed(value: Any) -> Any:
@@ -41,7 +42,7 @@ class PeerConfig(Section):
 
     folder: Annotated[Path, Option(metavar="DIR", optional=True)]
     """Keeps this machine's identity; default: one in your home folder."""
-    name: Annotated[Name, Option(no_default=True)] = "anonymous"
+    name: Annotated[Name, Option(expects=_SHOWN.expects, no_default=True)] = "anonymous"
     """Shown on the live page; default: that of your Hub account if you are logged in, else anonymous."""
     team: Team = ""
     """Shown beside it; what you give counts for the team too."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -68,5 +69,6 @@ def validated(field: FieldInfo, option: Option, value: Any) -> Any:
         return TypeAdapter(field.rebuild_annotation()).validate_python(value, strict=True)
     except ValidationError as error:
         finding = error.errors(include_url=False)[0]["msg"]
-        said = f"must be {option.expects}" if option.expects else f"{finding[0].lower()}{finding[1:]}"
+        expected = option.expects or ("a path, in quotes" if kind_of(field) is Path else "")
+        said = f"must be {expected}" if expected else f"{finding[0].lower()}{finding[1:]}"
     raise ValueError(said)

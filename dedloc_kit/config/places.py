@@ -9,6 +9,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.config.section import HUB_REPOSITORY, HUB_REVISION, public_name
 from dedloc_kit.config.task import TaskConfig
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.paths import expanded
 
 ON_HUB = rf"({HUB_REPOSITORY})(?:@({HUB_REVISION}))?"
 """The pattern of `OWNER/NAME` and `OWNER/NAME@REVISION`."""
@@ -86,7 +87,7 @@ def with_copies(run: RunConfig, copies: Mapping[str, Path]) -> RunConfig:
         if all(_last(name) != key for name in names):
             known = ", ".join(sorted({_last(name) for name in names}))
             raise UserError(f"--data {key}=...: this run reads nothing of this name; it reads: {known}")
-    found = {name: str(copies[_last(name)].expanduser().absolute()) for name in names if _last(name) in copies}
+    found = {name: str(expanded(copies[_last(name)]).absolute()) for name in names if _last(name) in copies}
     data = run.data
     changes = {
         "train": tuple(source.copied_at(found.get(source.dataset)) for source in data.train),

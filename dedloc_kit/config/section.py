@@ -5,15 +5,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]
 """What a tensor in single precision can be multiplied by."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _with_a_place(url: str) -> str:
+    """Raises ValueError unless a URL names a host, and a port that there is if it names one."""
+    place = urlsplit(url)
+    if not place.hostname or place.port == 0:
+        raise ValueError("must name a host, as http://HOST:PORT does")
+    return url
+
+
 # Nothing in it means anything to a shell: people paste it into one.
-Url = Annotated[str, Field(max_length=300, pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$")]
+Url = Annotated[
+    str, Field(max_length=300, pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$"), AfterValidator(_with_a_place)
+]
 PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"

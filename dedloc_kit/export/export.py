@@ -13,6 +13,7 @@ from dedloc_kit.export.folder import Place, as_folder, write_trained
 from dedloc_kit.export.placing import check_free, placed
 from dedloc_kit.export.source import Finished, Trained, find, model_names
 from dedloc_kit.hub import CARD_FILE, card_metadata
+from dedloc_kit.machine.paths import expanded
 
 Form = Literal["transformers", "gguf"]
 Kind = Literal["f16", "f32", "q8_0"]
@@ -38,7 +39,7 @@ def export(
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    out = out.expanduser().absolute()
+    out = expanded(out).absolute()
     if form == "gguf" and out.suffix == ".gguf":
         raise UserError(f"{out} will be a folder, with the file and what ollama needs; name it without .gguf")
     if form == "gguf" and find_spec("gguf") is None:

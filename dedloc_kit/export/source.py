@@ -20,6 +20,7 @@ from dedloc_kit.export.checkpoint_file import CheckpointFile
 from dedloc_kit.hub import CARD_FILE, HubUnavailable, model_files, repository_and_revision
 from dedloc_kit.learning.train.state.checkpoint import path_of, step_to_use, steps_in
 from dedloc_kit.machine.home import known_copies
+from dedloc_kit.machine.paths import exists, expanded
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, MODEL_FOLDER, TOKENIZER_FILES, WEIGHTS
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation, Requirement
 from dedloc_kit.records.record import Record
@@ -142,8 +143,8 @@ def find(where: str, step: int | None = None, data: Mapping[str, Path] | None = 
 
     Raises UserError with what is wrong and the fix.
     """
-    path = Path(where).expanduser()
-    if _exists(path):
+    path = expanded(where)
+    if exists(path):
         return _local(path.absolute(), step, data or {})
     if step is not None:
         raise UserError(f"--step is for the folder of a run; {where} is none on this machine")
@@ -199,13 +200,6 @@ def _local(path: Path, step: int | None, data: Mapping[str, Path]) -> Finished |
         f"{path} is neither a run's folder (with {INVITATION_FILE} and {_CHECKPOINTS}) nor one that transformers loads "
         f"(with {CONFIG}); name another"
     )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # such as a name that is too long for any file
-        return False
 
 
 def is_run(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.turns import ChatSnapshot
+from dedloc_kit.machine.paths import expanded
 
 SIGN = "/"
 HELP = (
@@ -74,7 +75,7 @@ def _saved(name: str, talk: Talk) -> str:
         raise UserError("/save needs the name of a file, such as /save chat.json")
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError("nothing was answered yet, so there is nothing to save")
-    path = Path(name).expanduser()
+    path = expanded(name)
     save(messages, path)
     return f"{len(messages)} messages are in {path}"
 

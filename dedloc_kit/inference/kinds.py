@@ -1,10 +1,10 @@
 """What a person names to chat with: a model for this machine, or the invitation to one that is served."""
 
-from pathlib import Path
 from typing import Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+from dedloc_kit.machine.paths import exists, expanded
 from dedloc_kit.pretrained import CONFIG
 
 Kind = Literal["local", "served"]
@@ -15,8 +15,8 @@ _OF_MODELS = {".safetensors", ".gguf", ".toml", ".bin", ".pt"}
 def kind_of(where: str) -> Kind:
     """Of a folder, a file, an address, or `OWNER/NAME`: a repository with a model is a model, also if an invitation
     lies there too. Raises UserError if there is no such thing."""
-    path = Path(where).expanduser()
-    if _exists(path):
+    path = expanded(where)
+    if exists(path):
         return "local" if path.is_dir() or path.suffix in _OF_MODELS else "served"
     if where.startswith(("http://", "https://")):
         return "served"
@@ -30,10 +30,3 @@ def kind_of(where: str) -> Kind:
     except HubUnavailable as error:
         raise UserError(f"{repository} cannot be read now ({error}); check the connection and try again") from None
     return "local" if revision is not None or (files / CONFIG).is_file() else "served"
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long for a name, or with a zero in it
-        return False

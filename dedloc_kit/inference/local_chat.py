@@ -29,6 +29,7 @@ from dedloc_kit.inference.turns import Told
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.train.computing.device import pick_device
 from dedloc_kit.machine.hardware import free_bytes, free_memory
+from dedloc_kit.machine.paths import expanded
 from dedloc_kit.pretrained import CONFIG, load_weights
 
 _MAX_CONFIG_BYTES = 2**20
@@ -72,7 +73,7 @@ def local(
             f"{where} is for llama.cpp and ollama; talk with it there, or name the model that it was made of"
         )
     told("looking at the model")
-    if ((folder := Path(where).expanduser()) / CONFIG).is_file():
+    if ((folder := expanded(where)) / CONFIG).is_file():
         _checked(_values(folder), where)
     elif not folder.exists() and (named := repository_and_revision(where)):
         with suppress(HubUnavailable):  # said below

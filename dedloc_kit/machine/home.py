@@ -13,6 +13,7 @@ from typing import IO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.paths import expanded
 from dedloc_kit.machine.preflight import user_home
 from dedloc_kit.machine.private import make_private
 
@@ -27,7 +28,7 @@ def home() -> Path:
     """`$DEDLOC_HOME`, or `dedloc` in the user's cache folder."""
     chosen = os.environ.get("DEDLOC_HOME")
     if chosen:
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else user_home() / ".cache") / "dedloc"
 

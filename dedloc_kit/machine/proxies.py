@@ -55,7 +55,10 @@ def proxy_obstacle(url: str) -> str | None:
 
 
 def _proxy(url: str) -> str | None:
-    return select_proxy(url, get_environ_proxies(url, no_proxy=None)) or None
+    try:
+        return select_proxy(url, get_environ_proxies(url, no_proxy=None)) or None
+    except ValueError:  # no address at all, such as http://[::1
+        return None
 
 
 def _split(proxy: str) -> SplitResult:

@@ -1,14 +1,20 @@
 """Text files that people write, as their editors and shells leave them."""
 
 import codecs
+import errno
 from pathlib import Path
+
+MAX_BYTES = 16 * 2**20
 
 
 def read_text(path: Path) -> str:
     """A file's text: UTF-8, or UTF-16 as PowerShell writes it, without the byte-order mark that Windows puts first.
 
-    Raises OSError and UnicodeDecodeError.
+    Raises OSError, as for a file of more than 16 MB, which nobody has written, and UnicodeDecodeError.
     """
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MAX_BYTES >> 20} MB, so another kind of file", str(path))
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if wide else "utf-8-sig")

@@ -11,6 +11,7 @@ from dedloc_kit.inference.chat_commands import save, typed
 from dedloc_kit.inference.kinds import kind_of
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.machine.account import token
+from dedloc_kit.machine.paths import expanded
 from dedloc_kit.notebook.conversing import PROMPT, REFRESH_SECONDS, Interrupts, Lines, View, converse, watch
 from dedloc_kit.notebook.launcher import SECRETS, has_front_end, platform
 
@@ -48,7 +49,7 @@ class Conversation:
 
     def save(self, file: str | Path) -> None:
         """Write the conversation as JSON, `role` and `content` of each message. Raises UserError if the file exists."""
-        save(self._chat.messages(), Path(file).expanduser())
+        save(self._chat.messages(), expanded(file))
 
     def stop(self) -> None:
         """End the answer that is being written; the chat goes on."""

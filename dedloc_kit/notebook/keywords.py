@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from dedloc_kit.config.machine import PeerConfig, parsed
 from dedloc_kit.config.option import default_of, options_of
+from dedloc_kit.machine.paths import expanded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +41,6 @@ def checked(kind: type[PeerConfig], options: dict[str, Any]) -> dict[str, Any]:
     """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(copies := given.get("data"), dict):
-        given["data"] = {name: Path(path).expanduser().absolute() for name, path in copies.items()}
+        given["data"] = {name: expanded(path).absolute() for name, path in copies.items()}
     made = parsed(kind, {"folder": Path(), **given})
     return {name: getattr(made, name) for name in given}

@@ -13,6 +13,7 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.shards import loader_of
 from dedloc_kit.learning.data.sources.splits import files_in, split_of
+from dedloc_kit.machine.paths import exists, expanded
 
 SOURCE = "DATASET[:SUBSET[:SPLIT]]"
 HELD_OUT = "test"
@@ -63,7 +64,7 @@ def parse_source(text: str, column: str, folder: Path, split: str | None = None)
     if not dataset or any(more) or "=" in subset + named:
         raise UserError(f"'{text}' is no dataset; write {SOURCE}=WEIGHT, such as wikimedia/wikipedia:20231101.bn=0.23")
     values: dict[str, object] = {"dataset": dataset, "column": column}
-    if (place := Path(dataset).expanduser()).exists():
+    if exists(place := expanded(dataset)):
         values["dataset"] = os.path.relpath(place, folder)
         split = split if split in _splits_in(place / subset) else None
     elif re.fullmatch(HUB_REPOSITORY, dataset) is None:

@@ -12,6 +12,7 @@ from dedloc_kit.known_peers import own_id
 from dedloc_kit.learning.train.state.ruined import Ruined
 from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.machine.home import in_use
+from dedloc_kit.machine.paths import exists
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
 from dedloc_kit.records.record import PEER_ID, Count, Record
 from dedloc_kit.steering.orders import OrderBook, Rewinding
@@ -245,7 +246,7 @@ def dashboard_of(folder: Path) -> str:
 
 def check_folder(folder: Path) -> None:
     """Raises UserError if no run was launched in this folder."""
-    if not (folder / INVITATION_FILE).exists():
+    if not exists(folder / INVITATION_FILE):
         raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
 
 

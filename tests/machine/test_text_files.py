@@ -11,6 +11,7 @@ from dedloc_kit.cli.commands.api import read_key
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.config.loading import load_run
 from dedloc_kit.config.task import Source
+from dedloc_kit.errors import UserError
 from dedloc_kit.learning.data.sources.classes import names_of
 from dedloc_kit.learning.data.sources.shards import Shard
 from dedloc_kit.steering.webhook import webhook_address
@@ -51,3 +52,14 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str, enc
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / name).write_bytes(f"{text.strip()}\r\n".encode(encoding))
     assert read(tmp_path / name) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name not in ("hook", "labels.json")])
+def test_a_file_without_an_end_is_refused(tmp_path: Path, name: str) -> None:
+    _, read, _ = READERS[name]
+    (tmp_path / "run.toml").write_text(RUN)
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="more than 16 MB"):
+        read(path)

@@ -10,6 +10,7 @@ from dedloc_kit.cli.options import add_code, code_for
 from dedloc_kit.config.loading import local
 from dedloc_kit.config.machine import PageOptions, parsed
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.paths import expanded, is_folder
 from dedloc_kit.serving.config import MODEL_ON_HUB, ServerConfig
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_model(what: str) -> bool:
-    return Path(what).expanduser().is_dir() or re.fullmatch(MODEL_ON_HUB, what) is not None
+    return is_folder(expanded(what)) or re.fullmatch(MODEL_ON_HUB, what) is not None
 
 
 def _begin(options: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -57,7 +58,7 @@ def _begin(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     page = PageSettings.of(parsed(PageOptions, given(PageOptions, options)))
     if settings.pop("client_mode", None):
         raise UserError("whoever begins a swarm has to be reached by others; leave out --client-mode")
-    folder = Path(options.what).expanduser()
+    folder = expanded(options.what)
     model = str(folder.resolve()) if folder.is_dir() else options.what
     name = settings.setdefault("name", _name_of(model))
     if re.fullmatch(NAME, name) is None:

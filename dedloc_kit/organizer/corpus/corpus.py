@@ -84,7 +84,8 @@ def prepare_corpus(
                     display.line(line)
             parts = [(name, number) for name, source in made.items() for number in range(source.parts)]
             if not parts:
-                raise UserError("no document is left, for the reasons above; name other data, or leave --language out")
+                hint = ", or leave --language out" if languages else ""
+                raise UserError(f"no document is left, for the reasons above; name other data{hint}")
             paths = [part_path(work.folder / reading[name], number) for name, number in parts]
             state = _compare(paths, work, state, display)
             state = _write(parts, paths, work, state, display)
