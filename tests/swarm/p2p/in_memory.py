@@ -4,7 +4,6 @@ A test runs in seconds of `Loop`, which jumps to the next timer when nothing els
 """
 
 import asyncio
-import hashlib
 import random
 import selectors
 from collections import defaultdict, deque
@@ -61,7 +60,7 @@ class World:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.random = seed, random.Random(seed)
+        self.random = random.Random(seed)
         self.delay, self.stale, self.lost = 0.02, 0.0, 0.0
         self.cuts: set[tuple[str, str]] = set()
         """Pairs of a sender and a receiver: what is sent then vanishes."""
@@ -255,21 +254,3 @@ class MemoryDisk:
 def _check_name(name: str) -> None:
     if not name or name[0] == "." or not name.isascii() or set(name) & set("/\\\0\n "):
         raise ValueError(f"{name!r} is not the name of a file")
-
-
-class MemorySigner:
-    """A hash over a secret that only the signer uses, and the world checks."""
-
-    def __init__(self, world: World, peer: str) -> None:
-        self._world, self.peer = world, peer
-
-    def sign(self, content: bytes) -> str:
-        return hashlib.sha256(f"{self._world.seed}|{self.peer}|".encode() + content).hexdigest()
-
-
-class MemoryVerifier:
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def valid(self, author: str, content: bytes, signature: str) -> bool:
-        return MemorySigner(self._world, author).sign(content) == signature

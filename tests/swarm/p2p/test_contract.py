@@ -23,6 +23,7 @@ from dedloc_kit.swarm.p2p import seams
 from dedloc_kit.swarm.p2p.adapters import DhtRecords, KeySigner, KeyVerifier, Libp2pNetwork
 from dedloc_kit.swarm.p2p.local import FolderDisk, SystemClock
 from tests.identities import an_identity
+from tests.simulation.keys import SimulatedSigner, SimulatedVerifier
 from tests.swarm.harness import RUN_ID, a_signer, open_node, progress
 from tests.swarm.p2p import in_memory
 
@@ -65,7 +66,7 @@ Meeting = Callable[[Peer, Peer], Coroutine[Any, Any, None]]
 @pytest.fixture(params=["memory", "local"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]:
     if request.param == "memory":
-        world, disk = in_memory.World(1), in_memory.MemoryDisk()
+        disk = in_memory.MemoryDisk()
 
         @contextmanager
         def full() -> Iterator[None]:
@@ -75,8 +76,8 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
             finally:
                 disk.full = False
 
-        mine, another = in_memory.MemorySigner(world, "asha"), in_memory.MemorySigner(world, "bina")
-        verifier = in_memory.MemoryVerifier(world)
+        mine, another = SimulatedSigner(1, "asha"), SimulatedSigner(1, "bina")
+        verifier = SimulatedVerifier(1)
         yield Machine(in_memory.run, in_memory.MemoryClock(), disk, mine, another, verifier, full)
         return
 
