@@ -14,7 +14,8 @@ class Electorate:
     """Voters and their weights. A quorum has more than half of all weight, the coordinator's included.
 
     After a crash of one voter of two the coordinator and the other one go on; of three equal voters two go on without
-    the coordinator.
+    the coordinator. Two quorums share a voter: enough against crashes and lost memory, not against voters that vote
+    twice. If honest voters are divided evenly, any lying weight that talks to both halves can fork the chain.
     """
 
     weights: Mapping[Voter, int]

@@ -23,6 +23,13 @@ class MemberEpoch:
         self._shares: set[PeerId] = set()
         self._reported = False
 
+    def propose(self, proposal: Proposal, now: float) -> None:
+        self.proposal, self.since = proposal, now
+
+    def averaged(self, average: str | None) -> None:
+        """The digest of what is held as the whole average; None to forget it."""
+        self.average = average
+
     def complete(self, member: PeerId) -> None:
         """This reducer has all parts of a member."""
         if member in self.group.peers:

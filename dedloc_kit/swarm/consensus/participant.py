@@ -113,7 +113,7 @@ class Participant:
                 return []
             case AverageComplete(epoch, average):
                 if epoch == self.epoch:
-                    self._now.average = average
+                    self._now.averaged(average)
                 return self._accept_if_due()
             case PeerFailed(member):
                 return self._fail(member, now)
@@ -201,7 +201,8 @@ class Participant:
             if proposal.proof:
                 return [*effects, Blame(member, "the proof does not fit the proposal")]
             return effects or [self._persist_promise()]  # a promise that names a vote asks for the proof
-        self._now.proposal, self._now.since, self.deadline = proposal, now, now + self.options.patience
+        self._now.propose(proposal, now)
+        self.deadline = now + self.options.patience
         if proposal.value is None:
             effects.append(Reduce(epoch, proposal.name, tuple(self.group.members[place] for place in proposal.counted)))
         else:
@@ -213,7 +214,7 @@ class Participant:
         if value is None or self.proposal is None or not self.votes or self.epoch < self.vote.promised:
             return []
         if value.average != self._now.average:
-            self._now.average = None
+            self._now.averaged(None)
             return [Fetch(self.epoch, value, self.proposal.holders)]
         accepted = self.instance.accepted(self.vote.voter, self.epoch, value).signed(self._signer)
         self.vote = self.vote.model_copy(update={"promised": self.epoch, "accepted": accepted, "value": value})

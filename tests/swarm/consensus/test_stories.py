@@ -140,6 +140,62 @@ def test_messages_survive_the_wire() -> None:
     assert Group.wire == "consensus/group"
 
 
+def next_step(sim: Simulation, after: float, until: float) -> float | None:
+    """Seconds until the first commit after that."""
+    sim.world.run(until)
+    return min((when - after for when in sim.watch.first.values() if when > after), default=None)
+
+
+@pytest.mark.parametrize(("goodbye", "within"), [(True, (5, 20)), (False, (55, 80))])
+def test_after_the_goodbye_of_all_a_newcomer_need_not_wait_a_minute(goodbye: bool, within: tuple[int, int]) -> None:
+    for seed in range(5):
+        sim = Simulation(seed, policy=Policy(goodbye=goodbye), name="goodbye")
+        peers = swarm(sim, 2, speed=3)
+        sim.world.at(20, sim.leave, peers[1])
+        sim.world.at(20.5, sim.leave, peers[2])
+        sim.world.at(22, sim.add, "volunteer", None, 3)
+        assert within[0] < (next_step(sim, 22, 150) or 0) < within[1]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_voters_that_restart_together_still_hold_the_average_that_they_voted_for(stored: bool) -> None:
+    """Without the coordinator, whose reset would help, and with nobody else who holds it."""
+    assert any(stops_after_restart(seed, Policy(stored=stored)) for seed in range(10)) is not stored
+
+
+def stops_after_restart(seed: int, policy: Policy) -> bool:
+    """Whether two volunteers stop that both restart as the first vote of a round arrives."""
+    sim = Simulation(seed, policy=policy, name="restart")
+    coordinator, *volunteers = swarm(sim, 2, speed=3)
+    sim.world.run(20)
+    sim.crash(coordinator)
+
+    def look(source: str, target: str, message: Any) -> None:
+        if not isinstance(message, Acceptance):
+            sim.world.triggers[sim.world.delivered + 1] = look
+            return
+        for peer in volunteers:
+            sim.world.after(0, sim.crash, peer)
+            sim.world.after(2, sim.restart, peer)
+
+    sim.world.triggers[sim.world.delivered + 1] = look
+    sim.world.run(60, stop=lambda: not sim.volunteers())
+    return not sim.volunteers() and next_step(sim, sim.world.now, sim.world.now + 60) is None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [24, 63])
+def test_larger_swarms_agree(size: int) -> None:
+    for seed in range(3):
+        sim = Simulation(seed, minimum=4 * size, name="large")
+        peers = swarm(sim, size)
+        for victim in sim.random.sample(peers[1:], size // 10):
+            sim.world.at(sim.random.uniform(5, 40), sim.crash, victim)
+        sim.world.at(20, sim.crash, peers[0])
+        assert sim.run(60) < 60
+        assert len(sim.watch.first) > 5
+
+
 # Liars: peers that sign for themselves alone
 
 
