@@ -18,6 +18,7 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.known_peers import MEMORY_FILE, recall
 from dedloc_kit.learning.train.state.checkpoint import Checkpoints
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.recovery import opened
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import coordinator_job
 from tests.geoip import TITLE, write_countries
@@ -106,7 +107,7 @@ def test_of_two_coordinators_with_one_key_the_second_ends_and_the_first_tells_of
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         second = Peer(
-            "coordinator", "second", tmp_path, lambda config: coordinator_job(swarm.run, config), None, port=port
+            "coordinator", "second", tmp_path, lambda config: coordinator_job(swarm.run, config), None, swarm_port=port
         )
         swarm.peers.append(second)
         assert second.joined.peer == first.joined.peer
@@ -266,7 +267,7 @@ def test_a_record_that_is_lost_while_the_run_goes_on_is_written_anew_and_told(tm
         coordinator.wait_for_step(coordinator.steps[-1].step.step + 3)
         assert coordinator.worker.stop() == 0
     last = coordinator.steps[-1].step.step
-    ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+    ledger, _ = opened(folder / "ledger.sqlite", folder / "checkpoints" / "ledger-copy.sqlite")  # as at the next start
     assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
     ledger.close()
     assert (folder / "identity.key").read_bytes() == identity
