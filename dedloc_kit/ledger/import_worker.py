@@ -206,9 +206,10 @@ def _opened(path: Path) -> "Parquet":
         raise ValueError("is too large")
     file = path.open("rb")
     file.seek(max(0, size - 8))
-    if int.from_bytes(file.read(4), "little") > _MAX_FOOTER:
+    footer, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+    if magic != b"PAR1" or footer > _MAX_FOOTER:
         file.close()
-        raise ValueError("is too large")
+        raise ValueError("is too large" if magic == b"PAR1" else "cannot be read: it is no Parquet file")
     file.seek(0)
     table = Parquet(file)
     groups = (table.metadata.row_group(n) for n in range(table.metadata.num_row_groups))
