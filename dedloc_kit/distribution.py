@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.resources import shipped, small_text
+from dedloc_kit.resources import shipped, small_conversations, small_text
 from dedloc_kit.version import __version__
 
 _PACKAGE = Path(__file__).parent
@@ -68,7 +68,7 @@ def package_files() -> dict[str, bytes]:
         root = shipped(folder)
         for path in _files(root):
             of_recipe = path.suffix in _RECIPE and path.name != _OWN and path.parent.parent == root
-            if folder != "recipes" or of_recipe or path.parent == small_text():
+            if folder != "recipes" or of_recipe or path.parent in (small_text(), small_conversations()):
                 files[f"dedloc_kit/shipped/{folder}/{path.relative_to(root).as_posix()}"] = path
     return {place: files[place].read_bytes() for place in sorted(files)}
 

@@ -20,6 +20,11 @@ def small_text() -> Path:
     return shipped("recipes") / "text"
 
 
+def small_conversations() -> Path:
+    """The same of conversations."""
+    return shipped("recipes") / "chat" / "conversations"
+
+
 def recipe(name: str) -> Path:
     """The folder of a recipe; raises UserError with the names there are."""
     folder = shipped("recipes") / name

@@ -102,7 +102,7 @@ def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path, monkeypatch
     assert isinstance(events[-1], Failed)
     assert (
         events[-1].text
-        == "there is no task 'tiny'; choose one of: albert, causal, encoder, span-corruption, swav, text-to-image"
+        == "there is no task 'tiny'; choose one of: albert, causal, chat, encoder, span-corruption, swav, text-to-image"
     )
     assert not any(isinstance(event, Joined) for event in events)
 

@@ -40,6 +40,8 @@ def _add(parser: argparse._ActionsContainer, name: str, field: FieldInfo, option
     kind = kind_of(field)
     if kind is bool:
         value = field.default is not True
+        if option.no:
+            parser = parser.add_mutually_exclusive_group()
         parser.add_argument(flag, action="store_const", const=value, help=_help(text), **common)
         if option.no:
             parser.add_argument(option.no, action="store_const", const=False, help=option.no_help, **common)

@@ -16,9 +16,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _with_a_place(url: str) -> str:
-    """Raises ValueError unless a URL names a host, and a port that there is if it names one."""
+    """Raises ValueError unless a URL names a host, and a port of at most 65535 if it names one."""
     place = urlsplit(url)
-    if not place.hostname or place.port == 0:
+    place.port  # noqa: B018 - raises ValueError
+    if not place.hostname:
         raise ValueError("must name a host, as http://HOST:PORT does")
     return url
 
