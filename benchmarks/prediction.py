@@ -40,7 +40,8 @@ class Setting:
     volunteers: int
     global_batch: int | None = None
     """In place of the demo's."""
-    overlap: bool = True
+    overlap: bool | None = True
+    """None: as in the demo."""
     clients: bool = False
     """Others cannot reach the volunteers."""
 
@@ -51,7 +52,7 @@ SETTINGS = (
     Setting("albert-demo", 2, 192, overlap=False),
     Setting("albert-demo", 2, 16),  # rounds take longer than the computing between them
     Setting("albert-demo", 2, clients=True),
-    Setting("gpt", 2, clients=True),
+    Setting("gpt", 2, overlap=None, clients=True),
 )
 
 
@@ -91,7 +92,7 @@ def main() -> int:
                 setting.recipe,
                 setting.volunteers,
                 run.global_batch,
-                "yes" if setting.overlap else "no",
+                "yes" if run.averaging.overlap else "no",
                 f"{predicted.step:.2f} s",
                 f"{measured.seconds:.2f} s",
                 *("n/a" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values()),
@@ -107,7 +108,8 @@ def main() -> int:
 
 def _run(setting: Setting) -> RunConfig:
     base = prepare_demo(setting.recipe, home() / "demo" / setting.recipe)
-    averaging = base.averaging.model_copy(update={"overlap": setting.overlap})
+    overlap = base.averaging.overlap if setting.overlap is None else setting.overlap
+    averaging = base.averaging.model_copy(update={"overlap": overlap})
     return base.model_copy(update={"global_batch": setting.global_batch or base.global_batch, "averaging": averaging})
 
 

@@ -21,8 +21,11 @@ PROCESSOR_WATTS = 45.0
 HEADERS = 1.02
 """Bytes on the line for each byte of a round: those of TCP and of its acknowledgements (`benchmarks/prediction.py`)."""
 DIRECTORY_BYTES = 11_500.0
-"""Bytes a second that a peer sends to the directory, and as many that it receives, by the square root of the members: a
-fit to 3 to 65 peers (`benchmarks/scale.py`)."""
+"""Bytes a second that a peer sends to the directory, by the square root of the members: a fit to 3 to 65 peers
+(`benchmarks/scale.py`)."""
+DIRECTORY_ANSWERS = 2.0
+"""Bytes that a peer that others cannot reach receives of the directory for each byte that it sends there: an estimate
+from 3 peers (`benchmarks/prediction.py`)."""
 IDLE_SHARE = 0.25
 """Of a device's watts, while it waits: an estimate."""
 _MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -70,7 +73,7 @@ def traffic_of(rehearsed: Rehearsed, members: int, step_seconds: float, share: f
     givers = max(0, others - 1)  # the coordinator gives no gradients
     return Traffic(
         sent=HEADERS * ((1 - share) * gradients + share * others * averages + told) + directory,
-        received=HEADERS * ((1 - share) * averages + share * givers * gradients + told) + directory,
+        received=HEADERS * ((1 - share) * averages + share * givers * gradients + told) + DIRECTORY_ANSWERS * directory,
     )
 
 

@@ -15,7 +15,7 @@ from dedloc_kit.organizer.round_time import STAY, Line, round_time
 DAY = 86_400.0
 DEFAULT_LINE = 20e6 / 8
 """Bytes per second up and down; an estimate for a home line's slower direction."""
-ROUND_SECONDS = 2.0
+ROUND_SECONDS = 1.0
 """What a round takes beside its bytes, to find the group, begin and take the optimizer step: an estimate
 (`benchmarks/prediction.py` tells how good it is)."""
 MOST_FOR_NEWCOMERS = 0.5
