@@ -46,9 +46,10 @@ ORDER = (
 )
 # The same inside swarm/, for its folders and modules.
 ROOMS = (
-    {"incidents", "consensus"},
+    {"incidents"},
     {"network"},
     {"p2p", "trust"},
+    {"consensus"},
     {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},

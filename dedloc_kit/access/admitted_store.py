@@ -1,7 +1,6 @@
 """Whom the organizer has invited and who was let in: two files in the coordinator's folder."""
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import Field, ValidationError
 from dedloc_kit.access.codes import MACHINES
 from dedloc_kit.config.trust import HubName
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.text_files import replace_text
 from dedloc_kit.records.record import PeerId, Record, Time
 from dedloc_kit.validation import describe
 
@@ -93,6 +93,4 @@ def _read(path: Path, kind: type[R]) -> R:
 
 
 def _write(path: Path, record: Record) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(path, record.model_dump_json(indent=1))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dedloc_kit.config.run import RunConfig
 
-LAST_PORT = 65535
 INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
 
 

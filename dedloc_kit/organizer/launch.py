@@ -1,6 +1,5 @@
 """The organizer's side of a run in one process tree: the coordinator as a worker, and the dashboard."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.known_peers import of_first_peers, take_over
 from dedloc_kit.machine.home import peer_folder, remember_copies
 from dedloc_kit.machine.ports import advice
+from dedloc_kit.machine.text_files import replace_text
 from dedloc_kit.organizer.earlier_runs import earlier_run
 from dedloc_kit.organizer.page import PageSettings
 from dedloc_kit.records.invitation import INVITATION_FILE, Invitation
@@ -289,10 +289,8 @@ def _claim(hub: str, run: RunConfig, peer: CoordinatorConfig, display: RunDispla
 
 def write_invitation(invitation: Invitation, folder: Path) -> Path:
     path = folder / INVITATION_FILE
-    temporary = folder / f".{INVITATION_FILE}.tmp"
     try:
-        temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, invitation.model_dump_json(indent=2))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with --folder") from None
     return path

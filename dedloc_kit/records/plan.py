@@ -1,12 +1,12 @@
 """What `dedloc check` has predicted of a run, kept so that the live page can say how the run stands against it."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.text_files import replace_text
 
 PLAN_FILE = "plan.json"
 _MAX_BYTES = 100_000
@@ -39,10 +39,8 @@ class Plan(BaseModel):
 def write_plan(plan: Plan, folder: Path) -> Path:
     """Write a plan into a folder; raises UserError if that is not possible."""
     path = folder / PLAN_FILE
-    temporary = folder / f".{PLAN_FILE}.tmp"
     try:
-        temporary.write_text(plan.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, plan.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); the plan is shown here only") from None
     return path

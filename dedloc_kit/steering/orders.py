@@ -6,7 +6,6 @@ something is also a line of a log, with its time.
 
 import fcntl
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.text_files import replace_text
 from dedloc_kit.records.orders import Announcement, RateFactor
 from dedloc_kit.records.record import Count, PeerId, PeerText, Reason, Record, Time
 from dedloc_kit.steering.cached_file import Followed
@@ -212,9 +212,7 @@ class OrderBook:
             after = change(before)
             if after != before:
                 given = GivenOrder(time=time.time(), order=order, text=text)
-                temporary = self._folder / f".{ORDERS_FILE}.tmp"
-                temporary.write_text(after.model_dump_json(indent=1), encoding="utf-8")
-                os.replace(temporary, self._folder / ORDERS_FILE)
+                replace_text(self._folder / ORDERS_FILE, after.model_dump_json(indent=1))
                 self._journal.add(given)
             return after
 

@@ -24,6 +24,7 @@ LONG = "x" * 300
         ["launch"],
         ["run", "pause"],
         ["launch", "none.toml", "--resume"],
+        ["evaluate", "--task", "text", "--dataset", "none"],
     ],
 )
 def test_a_path_that_cannot_be_ends_in_one_line(

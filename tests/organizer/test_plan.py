@@ -18,7 +18,7 @@ from dedloc_kit.organizer.plan import (
 )
 from dedloc_kit.organizer.prediction import Prediction, Volunteers, predict, read_volunteers
 from dedloc_kit.organizer.round_time import TOLD_BYTES
-from dedloc_kit.organizer.scaling_law import SPREAD, effective_tokens, expected_loss
+from dedloc_kit.organizer.scaling_law import SPREAD, expected_loss
 from dedloc_kit.records.plan import PLAN_FILE, read_plan, write_plan
 from tests.tiny import tiny_run
 
@@ -47,16 +47,6 @@ def test_the_laws_give_the_loss_that_their_papers_do() -> None:
     assert low / (1 - SPREAD) == pytest.approx(1.94, abs=0.05)
     assert high / (1 + SPREAD) == pytest.approx(1.98, abs=0.05)
     assert expected_loss(300_000, 1e9) is None, "no law was fitted to so small a model"
-
-
-def test_repeated_tokens_are_worth_less_than_new_ones_and_nearly_as_much_up_to_four_times() -> None:
-    assert effective_tokens(1e9, 1e9) == 1e9
-    assert 3.5e9 < effective_tokens(4e9, 1e9) < 4e9
-    assert effective_tokens(1e12, 1e9) == pytest.approx(16.4e9, rel=0.01)
-    fresh, repeated = expected_loss(45_000_000, 4e9), expected_loss(45_000_000, 4e9, 1e9)
-    assert fresh is not None
-    assert repeated is not None
-    assert repeated[0] > fresh[0]
 
 
 def test_who_averages_for_others_sends_and_receives_more() -> None:

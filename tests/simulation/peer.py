@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dedloc_kit.swarm.consensus.chain import Chain, Change, Link
+from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord, Change
 from dedloc_kit.swarm.consensus.contributions import Contributions, Orders
 from dedloc_kit.swarm.consensus.events import (
     Abort,
@@ -67,14 +67,14 @@ class Where(NamedTuple):
 class Known(NamedTuple):
     """A stretch of a branch, with the averages of its commits by link."""
 
-    records: tuple[Link, ...]
+    records: tuple[ChainRecord, ...]
     averages: dict[str, Average]
 
 
 class Left(NamedTuple):
     """What a peer has rolled back."""
 
-    records: tuple[Link, ...]
+    records: tuple[ChainRecord, ...]
     averages: dict[str, Average]
 
 
@@ -84,7 +84,7 @@ class Disk:
 
     vote: Vote | None = None
     accepted_average: Average | None = None
-    records: tuple[Link, ...] = ()
+    records: tuple[ChainRecord, ...] = ()
     averages: dict[str, Average] = field(default_factory=dict)
     signed: Reset | None = None
     delay: float = 0.01
@@ -182,7 +182,7 @@ class Process:
             self.rolled_back.pop(piece.hash, None)
         self.orders.follow(change)
 
-    def adopt(self, records: Iterable[Link], averages: dict[str, Average], now: float) -> None:
+    def adopt(self, records: Iterable[ChainRecord], averages: dict[str, Average], now: float) -> None:
         """Follow a branch that is ahead; tell the coordinator what was left for it."""
         records = tuple(records)
         known = {**averages, **self.averages}

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
-from dedloc_kit.swarm.consensus.chain import Link
+from dedloc_kit.swarm.consensus.chain import ChainRecord
 from dedloc_kit.swarm.consensus.records import Commit, Reset
 from tests.simulation.data_plane import Average, add, digest_of, gradient
 
@@ -35,7 +35,7 @@ class Watch:
     def violation(self, text: str) -> NoReturn:
         raise Violation(f"{text} ({self._simulation.reproduction})")
 
-    def applied(self, process: "Process", record: Link) -> None:
+    def applied(self, process: "Process", record: ChainRecord) -> None:
         """Called before the record's orders are noted."""
         state = process.states[record.link]
         if self._states.setdefault(record.link, (state, ()))[0] != state:

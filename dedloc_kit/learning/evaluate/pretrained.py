@@ -19,6 +19,7 @@ from dedloc_kit.learning.data.masking import IGNORED
 from dedloc_kit.learning.data.sources.patience import one_line
 from dedloc_kit.learning.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.learning.evaluate.problems import Problem
+from dedloc_kit.machine.paths import expanded, is_folder
 from dedloc_kit.pretrained import CONFIG, GENERATION_CONFIG, TOKENIZER_FILES, WEIGHTS, load_pretrained, load_weights
 
 if TYPE_CHECKING:
@@ -186,12 +187,12 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
     # A new output layer is meant to be new; the bar of each loading would break up our own.
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    path = Path(checkpoint).expanduser()
+    path = expanded(checkpoint)
     if run is not None and path.suffix == ".safetensors":
         with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
             _save_as_folder(path, run, folder)
             yield folder
-    elif path.is_dir():
+    elif is_folder(path):
         yield str(path.absolute())
     elif path.suffix == ".safetensors":
         raise UserError(f"{checkpoint} holds weights alone; name the run that they are of with --run RUN.toml")

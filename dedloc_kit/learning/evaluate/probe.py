@@ -8,7 +8,6 @@ The model itself learns nothing more.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from dedloc_kit.learning.evaluate.settings import ProbeSettings
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.learning.tasks.features.neighbours import knn_accuracy
 from dedloc_kit.learning.train.computing.device import describe_device
+from dedloc_kit.machine.paths import expanded
 
 _METRIC = "linear accuracy"
 _MOMENTUM = 0.9
@@ -52,7 +52,7 @@ def evaluate(
     """
     where = session.device
     with session:
-        model = with_weights(task, run, Path(checkpoint).expanduser()).to(where)
+        model = with_weights(task, run, expanded(checkpoint)).to(where)
         makers = [(checkpoint, task.features(model))]
         if baseline:
             makers += [("random weights", maker) for maker in random_makers(run, settings.seeds, where)]

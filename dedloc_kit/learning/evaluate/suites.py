@@ -6,6 +6,7 @@ The harness reads the questions, asks the model through its own `HFLM`, and scor
 
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from dedloc_kit.learning.evaluate.report import Report, Row, SuitesReport, shown
 from dedloc_kit.learning.evaluate.session import Session
 from dedloc_kit.learning.evaluate.settings import SuiteSettings
 from dedloc_kit.learning.evaluate.suite_languages import Named, harness, task_of
+from dedloc_kit.machine.paths import expanded
 
 METRICS = {
     "acc": "accuracy",
@@ -119,8 +121,8 @@ def _lacking(suite: str, settings: SuiteSettings) -> str:
 
 
 def _existing(file: str) -> Path:
-    path = Path(file).expanduser().absolute()
-    if not path.is_file():
+    path = expanded(file).absolute()
+    if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
         raise UserError(f"{file} does not exist; name the file of a task in the form of lm-evaluation-harness")
     return path
 

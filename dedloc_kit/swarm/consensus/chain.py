@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.records import Commit, Reset
-from dedloc_kit.swarm.consensus.signing import Verifier
+from dedloc_kit.swarm.p2p.seams import Verifier
 
-Link = Commit | Reset
+ChainRecord = Commit | Reset
 Rank = tuple[Term, int]
 """Of two branches the one with the higher last reset wins, then the longer one."""
 KEPT = 1000
@@ -18,8 +18,8 @@ KEPT = 1000
 class Change:
     """Records that the branch left, newest last, and took."""
 
-    left: tuple[Link, ...] = ()
-    taken: tuple[Link, ...] = ()
+    left: tuple[ChainRecord, ...] = ()
+    taken: tuple[ChainRecord, ...] = ()
 
 
 class Chain:
@@ -28,7 +28,7 @@ class Chain:
     def __init__(self, anchor: Instance, verifier: Verifier) -> None:
         self._verifier = verifier
         self._instances = [anchor]
-        self._records: list[Link] = []
+        self._records: list[ChainRecord] = []
         self._places = {anchor.previous: 0}
 
     @property
@@ -41,13 +41,13 @@ class Chain:
         return self.head.term, self.head.step
 
     @property
-    def records(self) -> tuple[Link, ...]:
+    def records(self) -> tuple[ChainRecord, ...]:
         return tuple(self._records)
 
     def __contains__(self, link: str) -> bool:
         return link in self._places
 
-    def since(self, link: str) -> tuple[Link, ...]:
+    def since(self, link: str) -> tuple[ChainRecord, ...]:
         """Records after a link; all of them if it is not on this branch."""
         return tuple(self._records[self._places.get(link, 0) :])
 
@@ -55,10 +55,10 @@ class Chain:
         """The instance after a link of this branch; raises KeyError."""
         return self._instances[self._places[link]]
 
-    def previous_of(self, record: Link) -> str:
+    def previous_of(self, record: ChainRecord) -> str:
         return record.previous if isinstance(record, Commit) else record.of(self.head.part).previous
 
-    def adopt(self, records: Sequence[Link]) -> Change:
+    def adopt(self, records: Sequence[ChainRecord]) -> Change:
         """Follow a branch if it wins. Raises ValueError, and changes nothing, if it is invalid or begins elsewhere."""
         new = list(records)
         while new and new[0].link in self:
@@ -80,14 +80,14 @@ class Chain:
             self._instances.append(instance)
         return Change(left, tuple(new))
 
-    def _truncate(self, keep: int) -> tuple[Link, ...]:
+    def _truncate(self, keep: int) -> tuple[ChainRecord, ...]:
         left = tuple(self._records[keep:])
         for record in left:
             del self._places[record.link]
         del self._records[keep:], self._instances[keep + 1 :]
         return left
 
-    def trim(self, keep: int = KEPT) -> tuple[Link, ...]:
+    def trim(self, keep: int = KEPT) -> tuple[ChainRecord, ...]:
         """Forget the oldest records beyond that number; returns them."""
         count = max(0, len(self._records) - keep)
         gone = tuple(self._records[:count])
@@ -97,7 +97,7 @@ class Chain:
 
     # Choosing among branches
 
-    def parting(self, records: Sequence[Link]) -> tuple[str, tuple[Link, ...]] | None:
+    def parting(self, records: Sequence[ChainRecord]) -> tuple[str, tuple[ChainRecord, ...]] | None:
         """The last link in common with another branch, and what follows there; None if nothing does."""
         rest = list(records)
         while rest and rest[0].link in self:
@@ -106,7 +106,7 @@ class Chain:
             return None
         return self.previous_of(rest[0]), tuple(rest)
 
-    def is_valid_after(self, link: str, records: Sequence[Link]) -> bool:
+    def is_valid_after(self, link: str, records: Sequence[ChainRecord]) -> bool:
         instance = self.at(link)
         try:
             for record in records:
@@ -116,6 +116,6 @@ class Chain:
         return True
 
 
-def samples_of(records: Sequence[Link]) -> int:
+def samples_of(records: Sequence[ChainRecord]) -> int:
     """Samples that these commits count."""
     return sum(record.value.samples for record in records if isinstance(record, Commit))

@@ -19,7 +19,7 @@ from dedloc_kit.swarm.consensus.records import (
     Vote,
     Voter,
 )
-from dedloc_kit.swarm.consensus.signing import Verifier
+from dedloc_kit.swarm.p2p.seams import Verifier
 
 Term = tuple[int, str]
 """Number and link of the last reset. Of two resets with one number the higher link wins."""

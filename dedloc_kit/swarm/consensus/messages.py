@@ -19,14 +19,15 @@ from dedloc_kit.swarm.consensus.records import (
     Promise,
     Value,
 )
-from dedloc_kit.swarm.consensus.signing import Hash, Link, Verifier, Wire, sha256
+from dedloc_kit.swarm.consensus.signing import Hash, Link, WireRecord, sha256
+from dedloc_kit.swarm.p2p.seams import Verifier
 
 Places = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_MEMBERS)], ...], Field(max_length=MAX_MEMBERS)]
 """Members of a group, by their place in it."""
 Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_MEMBERS)]
 
 
-class Group(Wire):
+class Group(WireRecord):
     """Peers that try to decide one instance together.
 
     :ivar nonce: random, new for each attempt
@@ -86,7 +87,7 @@ class Options:
 # Messages. `group` is the id of the group.
 
 
-class Prepare(Wire):
+class Prepare(WireRecord):
     """The decider opens an epoch with these reducers."""
 
     wire: ClassVar[str] = "consensus/prepare"
@@ -96,7 +97,7 @@ class Prepare(Wire):
     reducers: Peers
 
 
-class Promised(Wire):
+class Promised(WireRecord):
     """A promise. :ivar value: what its `accepted` names"""
 
     wire: ClassVar[str] = "consensus/promised"
@@ -106,7 +107,7 @@ class Promised(Wire):
     value: Value | None = None
 
 
-class Report(Wire):
+class Report(WireRecord):
     """A reducer tells from whom it has everything, or a member which reducers' averages it lacks."""
 
     wire: ClassVar[str] = "consensus/report"
@@ -117,7 +118,7 @@ class Report(Wire):
     lacking: Peers = ()
 
 
-class Proposal(Wire):
+class Proposal(WireRecord):
     """Who counts in this epoch.
 
     :ivar counted: places of those whose average is still to be made; empty with `value`
@@ -143,7 +144,7 @@ class Proposal(Wire):
         return sha256(f"consensus/proposal\0{tuple(self.epoch)}\0{what}".encode())
 
 
-class Acceptance(Wire):
+class Acceptance(WireRecord):
     """A vote for the epoch's value, for its decider."""
 
     wire: ClassVar[str] = "consensus/acceptance"
@@ -152,7 +153,7 @@ class Acceptance(Wire):
     accepted: Accepted
 
 
-class Decided(Wire):
+class Decided(WireRecord):
     """The decider tells the commit."""
 
     wire: ClassVar[str] = "consensus/decided"
@@ -161,7 +162,7 @@ class Decided(Wire):
     commit: Commit
 
 
-class TooFew(Wire):
+class TooFew(WireRecord):
     """The epoch's decider: the samples are fewer than a batch; the round is over."""
 
     wire: ClassVar[str] = "consensus/too-few"

@@ -42,8 +42,8 @@ from dedloc_kit.swarm.consensus.messages import (
     TooFew,
 )
 from dedloc_kit.swarm.consensus.records import Commit, Epoch, Vote
-from dedloc_kit.swarm.consensus.signing import Signer, Verifier
 from dedloc_kit.swarm.consensus.validation import ProposalCheck, check_membership, check_promised
+from dedloc_kit.swarm.p2p.seams import Signer, Verifier
 
 
 class Participant:

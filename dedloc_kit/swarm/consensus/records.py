@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from dedloc_kit.records.record import Count, PeerId, Record, RunId
-from dedloc_kit.swarm.consensus.signing import Hash, Link, Signed, Verifier, Wire, sha256
+from dedloc_kit.swarm.consensus.signing import Hash, Link, Signed, WireRecord, sha256
+from dedloc_kit.swarm.p2p.seams import Verifier
 
 MAX_MEMBERS = 4096
 MAX_PIECES = 12
@@ -87,7 +88,7 @@ class Entry(Signed):
         self.check_signature(self.voter.peer, verifier)
 
 
-class Value(Wire):
+class Value(WireRecord):
     """What one instance of Paxos decides on: who counts, and the average of exactly those."""
 
     wire: ClassVar[str] = "consensus/value"
@@ -147,7 +148,7 @@ class Promise(Signed):
     accepted: Accepted | None = None
 
 
-class Commit(Wire):
+class Commit(WireRecord):
     """A value with its quorum certificate: the receipt of a step."""
 
     wire: ClassVar[str] = "consensus/commit"
@@ -245,7 +246,7 @@ class Goodbye(Signed):
         self.check_signature(self.voter.peer, verifier)
 
 
-class Vote(Wire):
+class Vote(WireRecord):
     """The content of a vote file: what a voter has promised and accepted in its newest instance.
 
     :ivar term: (number, link) of the last reset before the instance

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from dedloc_kit.records.record import PeerId
-from dedloc_kit.swarm.consensus.chain import Chain, Link, samples_of
+from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord, samples_of
 from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Goodbye, PartReset, Reset, Voter
@@ -50,7 +50,7 @@ class Branch:
     """A branch to return to: it follows the link `base` of this one."""
 
     base: str
-    records: tuple[Link, ...]
+    records: tuple[ChainRecord, ...]
 
 
 class ElectorateWatch:
@@ -138,10 +138,10 @@ class BranchChoice:
 
     def __init__(self, options: ResetOptions) -> None:
         self._options = options
-        self._offers: list[tuple[Link, ...]] = []
+        self._offers: list[tuple[ChainRecord, ...]] = []
         self.deadline = inf
 
-    def offer(self, records: tuple[Link, ...], now: float) -> None:
+    def offer(self, records: tuple[ChainRecord, ...], now: float) -> None:
         """What a peer has left; nothing of it is believed yet."""
         if len(self._offers) < MAX_OFFERS:
             self._offers.append(records)

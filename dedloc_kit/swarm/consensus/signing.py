@@ -1,12 +1,13 @@
-"""Signed records: explicit wire names, canonical bytes, and who may check a signature."""
+"""Signed records: explicit wire names and canonical bytes."""
 
 import hashlib
 from functools import cached_property
-from typing import Annotated, ClassVar, Protocol, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, ValidationError
 
 from dedloc_kit.records.record import PeerId, Record
+from dedloc_kit.swarm.p2p.seams import Signer, Verifier
 
 MAX_BYTES = 16_777_216
 """Of one message: 4,096 entries and as many acknowledgements with RSA signatures fit."""
@@ -17,26 +18,11 @@ Link = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 Signature = Annotated[str, Field(max_length=1280, pattern=r"^[0-9A-Za-z+/=]*$")]
 
 
-class Signer(Protocol):
-    """Signs as one peer."""
-
-    @property
-    def peer(self) -> PeerId: ...
-
-    def sign(self, content: bytes) -> str: ...
-
-
-class Verifier(Protocol):
-    """Checks signatures of any peer."""
-
-    def valid(self, author: PeerId, content: bytes, signature: str) -> bool: ...
-
-
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Wire(Record):
+class WireRecord(Record):
     """A record with a name on the wire that does not change when its class is renamed."""
 
     wire: ClassVar[str]
@@ -63,7 +49,7 @@ class Wire(Record):
         return found
 
 
-class Signed(Wire):
+class Signed(WireRecord):
     """A record with the signature of its author over everything else."""
 
     signature: Signature = ""

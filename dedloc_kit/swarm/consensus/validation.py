@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.messages import Group, Options, Promised, Proposal
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Vote, Voter
-from dedloc_kit.swarm.consensus.signing import Verifier
+from dedloc_kit.swarm.p2p.seams import Verifier
 
 
 def check_membership(instance: Instance, group: Group, vote: Vote, options: Options, verifier: Verifier) -> None:

@@ -201,6 +201,8 @@ def test_functions_of_a_task_on_disk_run_and_that_is_told(
         (["--suite", "multiblimp", "--language", "mi"], "multiblimp has no questions in the language 'mi'; choose"),
         (["--suite", "belebele", "--language", "Kiswahili"], "is no code of ISO 639"),
         (["--suite", "gone.yaml"], "gone.yaml does not exist"),
+        (["--suite", "~nobody-of-that-name/gone.yaml"], "gone.yaml does not exist"),
+        (["--suite", "x" * 300 + ".yaml"], "does not exist"),
         (["--suite", "near.yaml", "--epochs", "3"], "--epochs is not for --suite; leave it out"),
         (["--suite", "near.yaml", "--baseline"], "--baseline is not for --suite; leave it out"),
         (["--language", "uk"], "--language is for --suite"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.swarm.consensus.chain import Chain, Link, samples_of
+from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord, samples_of
 from dedloc_kit.swarm.consensus.contributions import Contributions, Orders
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import Entry, PartReset, Piece, Reset
@@ -18,9 +18,9 @@ START = Reset(
 GENESIS = Instance.genesis(START, "", "organizer", VERIFIER)
 
 
-def commits(count: int, after: Instance = GENESIS, entries: tuple[Entry, ...] | None = None) -> list[Link]:
+def commits(count: int, after: Instance = GENESIS, entries: tuple[Entry, ...] | None = None) -> list[ChainRecord]:
     """So many in a row; what they count is `entries`, of the first one, and p1 and p2 later."""
-    found: list[Link] = []
+    found: list[ChainRecord] = []
     for _ in range(count):
         counted = entries or (entry(after, "p1"), entry(after, "p2"))
         commit = decided(after, counted, "p1 p2")
@@ -37,7 +37,7 @@ def reset(after: Instance, term: int, note: str = "", chosen: bool = False) -> R
     return made.signed(signer("organizer"))
 
 
-def chain(records: list[Link]) -> Chain:
+def chain(records: list[ChainRecord]) -> Chain:
     made = Chain(GENESIS, VERIFIER)
     made.adopt(records)
     return made
@@ -158,7 +158,7 @@ def test_samples_are_waiting_counted_or_rolled_back() -> None:
     assert again.rolled_back == ()
 
 
-def made_after(records: list[Link]) -> Instance:
+def made_after(records: list[ChainRecord]) -> Instance:
     return chain(records).head
 
 

@@ -1,10 +1,10 @@
 """Which global steps of a run are lost: from a measurement that was bad until one that is not, or a rewind."""
 
 import json
-import os
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.text_files import replace_text
 from dedloc_kit.records.record import Count, Record
 
 RUINED_FILE = "ruined.json"
@@ -63,10 +63,8 @@ class Ruined:
             raise UserError(f"{self._path} cannot be read ({error.strerror}); check the disk") from None
 
     def _write(self, stretches: list[Stretch]) -> None:
-        temporary = self._path.with_name(f".{RUINED_FILE}.tmp")
         try:
-            temporary.write_text(json.dumps([stretch.model_dump() for stretch in stretches]) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            replace_text(self._path, json.dumps([stretch.model_dump() for stretch in stretches]) + "\n")
         except OSError as error:
             raise UserError(f"{self._path} cannot be written ({error}); make room on the disk") from None
         self._stretches = stretches
