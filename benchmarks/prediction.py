@@ -50,7 +50,7 @@ SETTINGS = (
     Setting("albert-demo", 2, 192),
     Setting("albert-demo", 3, 192),
     Setting("albert-demo", 2, 192, overlap=False),
-    Setting("albert-demo", 2, 16),  # rounds take longer than the computing between them
+    Setting("albert-demo", 2, 64),  # rounds take longer than the computing between them
     Setting("albert-demo", 2, clients=True),
     Setting("gpt", 2, overlap=None, clients=True),
 )

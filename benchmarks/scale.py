@@ -33,7 +33,7 @@ from benchmarks.lib.forked import (
 )
 from benchmarks.lib.peers import Event, step_of
 from benchmarks.lib.task import simulated_run
-from dedloc_kit.config.machine import CoordinatorConfig, PeerConfig
+from dedloc_kit.config.machine import CoordinatorConfig, JoinOptions
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.coordinator.coordinator import coordinator
 from dedloc_kit.errors import UserError
@@ -137,7 +137,7 @@ def _join(swarm: Swarm, run: RunConfig, addresses: tuple[str, ...], peers: int, 
         if free_memory() < options.spare_memory:
             print(f"      no more than {slot - 1} volunteers were started: the machine's memory is running out")
             break
-        config = PeerConfig(**_settings(swarm.folder, slot, port, client_mode=options.clients))
+        config = JoinOptions(**_settings(swarm.folder, slot, port, client_mode=options.clients), microbatch=1)
         swarm.fork(slot, lambda emit, stop, config=config: volunteer(invitation, config, emit, stop))  # type: ignore[misc]
         # One that does not get on must not hold up the others for ever.
         soon = min(deadline, time.monotonic() + 4 * options.seconds_per_join)
@@ -154,10 +154,9 @@ def _settings(folder: Path, slot: int, port: int, client_mode: bool = False) -> 
         "name": name,
         "swarm_host": "127.0.0.1",
         # Ports that many peers look for at the same moment may be given twice; here they are ours alone.
-        "port": port + slot if has_own_loopback() and not client_mode else 0,
+        "swarm_port": port + slot if has_own_loopback() and not client_mode else 0,
         "devices": "cpu",
         "threads": 1,
-        "microbatch": 1,
         "task_module": "benchmarks.lib.task",
         "client_mode": client_mode,  # so many on one host may not all ask whether they can be reached
     }
