@@ -38,8 +38,8 @@ def offloaded_seconds() -> dict[str, list[float]]:
 
 def main() -> int:
     import torch
-    from accelerate import disk_offload  # type: ignore[import-not-found, unused-ignore]
-    from accelerate.utils import OffloadedWeightsLoader  # type: ignore[import-not-found, unused-ignore]
+    from accelerate import disk_offload  # type: ignore[import-untyped, unused-ignore]
+    from accelerate.utils import OffloadedWeightsLoader  # type: ignore[import-untyped, unused-ignore]
     from transformers import AutoModelForCausalLM
 
     read, held = OffloadedWeightsLoader.__getitem__, False
