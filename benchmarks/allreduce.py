@@ -58,7 +58,7 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
     with ExitStack() as stack:
         stack.enter_context(network)
         peers: list[Peer] = []
-        addresses: list[str] = []
+        addresses, anchor = list[str](), ""
         for k in range(options.peers):
             job = {
                 "role": kind,
@@ -68,12 +68,14 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
                 "host": network.address(k),
                 "folder": str(folder / f"peer{k}"),
                 "addresses": addresses,
+                "anchor": anchor,
             }
             name = f"peer{k}"
             peer = Peer("benchmarks.lib.averaging_peer", job, name=name, folder=folder, prefix=network.run_in(k))
             peers.append(stack.enter_context(peer))
             if k == 0:
-                addresses = peer.wait_for("joined", deadline=_START_SECONDS)["addresses"]
+                first = peer.wait_for("joined", deadline=_START_SECONDS)
+                addresses, anchor = first["addresses"], first["anchor"]
         joined = [peer.wait_for("joined", deadline=_START_SECONDS) for peer in peers]
         _tell(peers, "meet", "met", addresses={event["peer"]: event["addresses"] for event in joined})
         rounds = [_round(peers, network) for _ in range(options.warm_up + options.rounds)][options.warm_up :]

@@ -36,7 +36,7 @@ from dedloc_kit.config.task import Source
 from dedloc_kit.learning.data.sources.stream import in_order, texts
 from dedloc_kit.learning.task import Task, create_task
 from dedloc_kit.resources import small_text
-from dedloc_kit.swarm.averaging.reduction.reducer import ClipReducer, MeanReducer
+from dedloc_kit.swarm.allreduce.reduction.reducer import ClipReducer, MeanReducer
 from dedloc_kit.swarm.trust.weight import allowed, claimed
 
 DEFENCES = {

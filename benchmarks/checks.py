@@ -31,12 +31,12 @@ from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records.invitation import Invitation
 from dedloc_kit.records.steps import Contribution
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.audits.kept import Kept
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.pledge import Work
 
 _ROW = "{:12}{:>10}{:>14}{:>10}{:>13}   {}"
@@ -151,7 +151,7 @@ def _sealing(size: int) -> tuple[float, float]:
     """Seconds to encode so many values, and to encode and commit to them, as a member does before a round."""
     torch.set_num_threads(1)
     layout = FlatLayout.of([torch.empty(size)])
-    plan = Plan(("one", "another"), layout, (size // 2, size - size // 2))
+    plan = Plan(("one", "another"), layout, (1, 1))
     flat, codec = torch.randn(size, generator=torch.Generator().manual_seed(0)), codec_of("4bit")
     said = {"run_id": "checks-0123456789abcdef", "step": 1, "session": "ab", "loss": 1.0, "name": "", "time": 1.0}
     mine = Contribution.parse({**said, "samples": 64, "session_samples": 64})

@@ -48,9 +48,9 @@ from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.resources import small_text
-from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of, decode
-from dedloc_kit.swarm.averaging.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
-from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from dedloc_kit.swarm.allreduce.encoding.codec import Codec, codec_of, decode
+from dedloc_kit.swarm.allreduce.encoding.compression import Blockwise4Bit, Blockwise8Bit, Float16
+from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
 
 PEERS, MICROBATCH = 4, 16
 HELD_OUT = 12  # one document in so many is kept for the evaluation

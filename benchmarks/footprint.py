@@ -27,7 +27,7 @@ from benchmarks.lib.task import SPREAD, simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.memory_model import memory_needed
 from dedloc_kit.records.invitation import Invitation
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 
 _MICROBATCH, _MICROBATCH_SECONDS, _BATCH, _STEPS = 8, 0.2, 64, 4
 _LOOK_SECONDS = 0.1

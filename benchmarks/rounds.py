@@ -1,13 +1,13 @@
 """Does every round of hundreds of peers end although members die, and what does one cost each peer?
 
-The real all-reduce with its rolls and ballots, all members in one process, over lines of their own: see lib/lines.py.
+The real all-reduce with its agreement, all members in one process, over lines of their own: see lib/lines.py.
 There is no libp2p; message for message the same objects go from one to another. A model of 100,000 values in 4 bits
-stands for one of 18 million: its parts take as long on the way; introductions, rolls and certificates as long as they
-would anyhow. In each round some peers die at a random moment (they fall silent, or break off with --break-off), and as
-many come for the next one.
+stands for one of 18 million: its parts take as long on the way; entries, votes and commits as long as they would
+anyhow. In each round some peers die at a random moment (they fall silent, or break off with --break-off), and as many
+come for the next one.
 
 After each round it is checked that all who live have ended it with the same bits, and that these are the average of
-those on the roll, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
+those who count, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
 peers compute alike (checking a signature, how shares follow from bandwidths) is computed once, and counted for each.
 With --processes the rounds are shared out among as many.
 """
@@ -28,31 +28,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
-from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
-from dedloc_kit.records.record import SignedRecord
+from dedloc_kit.learning.train.flat import GRID_CHUNKS, FlatLayout
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.matchmaking.group import Member
-from dedloc_kit.swarm.averaging.matchmaking.row_meeting import evened
-from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.streams.messages import Says
-from dedloc_kit.swarm.directory.rows import Division, rows_for
+from dedloc_kit.swarm.allreduce import wire
+from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.streams import Patience
+from dedloc_kit.swarm.allreduce.wire import Kind
+from dedloc_kit.swarm.averaging.entries import new_entry
+from dedloc_kit.swarm.consensus.records import Entry, Voter
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.p2p.adapters import KeySigner, KeyVerifier
 from dedloc_kit.swarm.rounds.timing import BANDWIDTH_STEP
 
 VALUES, STANDS_FOR = 100_000, 18_000_000
-PART = 4 * CHUNK * VALUES // STANDS_FOR
+PART = 4 * VALUES // GRID_CHUNKS
 """Values in one message at most: four times as long as it would be with 18 million, to save time."""
-BYTES_PER_VALUE: Mapping[int, float] = {Says.PART: 4.125 / 8, Says.AVERAGE: 4.125 / 8, Says.MEAN: 8.0625 / 8}
+BYTES_PER_VALUE: Mapping[int, float] = {Kind.PART: 4.125 / 8, Kind.AVERAGE: 4.125 / 8}
 SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
 """Bytes per second."""
 START = 3.0
@@ -66,8 +65,6 @@ LATE = 0.2
 SAMPLES = (4, 12)
 ROUNDS = ((256, 100), (512, 20), (math.inf, 5))
 """Up to how many peers how many rounds."""
-
-R = TypeVar("R", bound=SignedRecord)
 
 
 def main() -> int:
@@ -165,19 +162,23 @@ class Shared:
 class SharedSigner:
     """Signs for any peer with the same real key: as many bytes and as dear as if each had its own."""
 
-    def __init__(self, name: str, signer: Signer, shared: Shared) -> None:
-        self._name, self._signer, self._shared = name, signer, shared
+    def __init__(self, peer: str, signer: Signer) -> None:
+        self.peer, self._signer = peer, KeySigner(signer)
 
-    def sign(self, record: SignedRecord) -> bytes:
-        return bytes(MSGPackSerializer.dumps([self._name, self._signer.sign(record)]))
+    def sign(self, content: bytes) -> str:
+        return f"{self.peer}+{self._signer.sign(content)}"
 
-    def open(self, kind: type[R], data: bytes) -> tuple[str, R]:
-        found: tuple[str, R] = self._shared.once((kind, data), lambda: self._opened(kind, data))
-        return found
 
-    def _opened(self, kind: type[R], data: bytes) -> tuple[str, R]:
-        name, signed = MSGPackSerializer.loads(data)
-        return name, self._signer.open(kind, signed)[1]
+class SharedVerifier:
+    """Of what any `SharedSigner` has signed."""
+
+    def __init__(self, real: str, shared: Shared) -> None:
+        self._real, self._shared, self._verifier = real, shared, KeyVerifier()
+
+    def valid(self, author: str, content: bytes, signature: str) -> bool:
+        name, _, real = signature.partition("+")
+        valid: bool = self._shared.once((content, real), lambda: self._verifier.valid(self._real, content, real))
+        return valid and name == author
 
 
 class FineLayout(FlatLayout):
@@ -195,7 +196,7 @@ class Crowd(Party):
         peers: Sequence[Peer],
         lines: Lines,
         signer: Signer,
-        plan: tuple[Sequence[int], Sequence[int]],
+        shares: Sequence[int],
         patience: Patience,
         rng: random.Random,
     ):
@@ -204,33 +205,28 @@ class Crowd(Party):
         self.ended: dict[int, float] = {}
         samples = [rng.randint(*SAMPLES) for _ in peers]
         gradients = _gradients(len(peers), rng.randrange(2**31))
-        super().__init__(gradients, samples, compression="4bit", patience=patience)
-        shares, rows = plan
-        self.plan = Plan(self.plan.members, FineLayout.of([gradients[0]]), tuple(shares), tuple(rows))
-        self._signers = [SharedSigner(name, signer, self.shared) for name in self.plan.members]
-        self._introductions = [self._introduction(number) for number in range(len(peers))]
+        super().__init__(gradients, samples, compression="4bit", patience=patience, limit=LIMIT)
+        self.plan = Plan(self.plan.members, FineLayout.of([gradients[0]]), tuple(shares))
+        self._entries = [self._entry(number) for number in range(len(peers))]
 
-    def introduction(self, number: int) -> bytes:
-        return self._introductions[number]
-
-    def introduced(self, peer: str, introduction: bytes) -> Contribution:
-        author, contribution = self._signers[0].open(Contribution, introduction)
-        if author != peer:
-            raise ValueError("it is another's")
-        return contribution
+    def entry(self, number: int) -> Entry:
+        return self._entries[number]
 
     def signer(self, number: int) -> SharedSigner:
-        return self._signers[number]
+        return SharedSigner(self.plan.members[number], self._real)
+
+    def verifier(self) -> SharedVerifier:
+        return SharedVerifier(self._real.peer, self.shared)
 
     async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
         here, there = await self.wires.connect(me, number)
-        await here.send(self.introduction(me))
+        await here.send(wire.introduction(0, self.entry(me)))
         return here, there
 
     async def serve(self, number: int, sender: int, there: Stream) -> None:
         with suppress(OSError, EOFError):  # as a stream's handler ends
             if number not in self.wires.silent:
-                introduction = await there.receive(4096)
+                introduction = await there.receive(wire.ENTRY_BYTES)
                 await self.members[number].serve(self.plan.members[sender], introduction, there)
 
     async def begin_late(self, number: int, seconds: float) -> None:
@@ -247,20 +243,20 @@ class Crowd(Party):
                 if peer == number:
                     serving.cancel()
 
-    def _introduction(self, number: int) -> bytes:
+    def _entry(self, number: int) -> Entry:
         samples = self.samples[number]
-        return self._signers[number].sign(
-            Contribution(
-                run_id="rounds-0123456789abcdef",
-                step=1000,
-                session="ab" * 8,
-                samples=samples,
-                session_samples=1000 * samples,
-                loss=1.0,
-                name=f"volunteer {number}",
-                time=1.7e9,
-            )
+        contribution = Contribution(
+            run_id="rounds-0123456789abcdef",
+            step=1000,
+            session="ab" * 8,
+            samples=samples,
+            session_samples=1000 * samples,
+            loss=1.0,
+            name=f"volunteer {number}",
+            time=1.7e9,
         )
+        voter = Voter(self.plan.members[number], 1)
+        return new_entry(self.instance, voter, contribution).signed(self.signer(number))
 
 
 def _gradients(count: int, seed: int) -> list[Tensor]:
@@ -373,10 +369,9 @@ def _round(
     reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
     bandwidths = [peer.bandwidth if n in reducing else 0.0 for n, peer in enumerate(peers)]
     began = time.process_time()
-    rows = _rows(peers, options.rows)
-    shares = balanced(VALUES, bandwidths, rows)
+    shares = balanced(VALUES, bandwidths)
     balancing = time.process_time() - began
-    crowd = Crowd(peers, lines, signer, (shares, rows), Patience(options.patience, options.patience + START), rng)
+    crowd = Crowd(peers, lines, signer, shares, Patience(options.patience, options.patience + START), rng)
     dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
     with simulated.running() as runner:
         crowd.shared.seconds = 0.0
@@ -386,11 +381,11 @@ def _round(
     troubles = [f"peer {n}: {o!r:.300}" for n, o in enumerate(outcomes) if o is not None and n not in dead]
     living = [n for n, outcome in enumerate(outcomes) if outcome is None and n not in dead]
     first = crowd.members[living[0]] if living else None
-    same = first is not None and all(crowd.members[n].messages == first.messages for n in living)
+    same = first is not None and all(crowd.members[n].average == first.average for n in living)
     same = same and all(torch.equal(crowd.averages[n], crowd.averages[living[0]]) for n in living)
     counted, left_out = [], 0
-    if first is not None and first.introductions is not None:
-        counted = [crowd.plan.members.index(peer) for peer in first.introductions.contributions]
+    if first is not None:
+        counted = [crowd.plan.members.index(entry.peer) for entry in first.counted]
         left_out = len(set(living) - set(counted))
         troubles += _wrong(crowd, counted, crowd.averages[living[0]])
         troubles += _blamed(crowd, living, dead)
@@ -409,19 +404,6 @@ def _round(
         troubles=troubles,
     )
     return result, dead
-
-
-def _rows(peers: Sequence[Peer], forced: int | None) -> list[int]:
-    """Of each peer, as the leader of all divides them."""
-    division = Division(forced or rows_for(len(peers)))
-    members = {
-        (name := f"peer{peer.number}"): Member(
-            peer=name, bandwidth=peer.bandwidth, client_mode=not peer.reachable, group_size=len(peers)
-        )
-        for peer in peers
-    }
-    numbers = evened(members, {name: division.row_of(name) for name in members})
-    return [numbers.get(name, 0) for name in members]
 
 
 async def _meet(
@@ -476,7 +458,6 @@ def _parse() -> argparse.Namespace:
     add("--rounds", type=int, help="so many in any case; 100 up to 256 peers, 20 up to 512, 5 beyond as a rule")
     add("--deaths", type=float, default=0.02, help="the share of peers that die in a round")
     add("--reachable", type=float, default=0.3, help="the share of peers that reduce")
-    add("--rows", type=int, help="so many in any case")
     add("--patience", type=float, default=3.0, help="seconds of silence after which a member is gone")
     add("--break-off", action="store_true", help="whoever dies closes its streams")
     add("--seed", type=int, default=0)

@@ -18,16 +18,17 @@ from dedloc_kit.learning.tasks.causal import Causal
 from dedloc_kit.learning.train.computing.recomputing import Again
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.roles import volunteer
+from dedloc_kit.swarm.allreduce import wire
+from dedloc_kit.swarm.allreduce.agreement import Setting
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
+from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.round import Round
 from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
-from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding
-from dedloc_kit.swarm.averaging.matchmaking.group import Group
+from dedloc_kit.swarm.averaging.entries import piece_of
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
-from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start
-from dedloc_kit.swarm.network.service import encode
+from dedloc_kit.swarm.consensus.records import Entry, Piece
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
 
@@ -68,18 +69,23 @@ def _accuse() -> None:
 
 
 def _show_two_faces() -> None:
-    make = AveragingService._runner
+    make: Callable[..., None] = Round.__init__
 
-    async def runner(self: AveragingService, step: int, group: Group, start: Start, flat: Tensor) -> AllReduce:
-        made = await make(self, step, group, start, flat)
-        mine = made.handshake.mine
-        other = self._signer.sign(mine.model_copy(update={"time": mine.time - 1.0}))
-        openings = [Opening(group=group.id, introduction=each) for each in (other, made.handshake.introduction)]
-        fooled = next(peer for peer in group.peers if peer != self._signer.peer)
-        made._open_stream = lambda peer: self._endpoint.open(peer, self, encode(openings[peer != fooled]))
-        return made
+    def made(self: Round, setting: Setting, plan: Plan, entry: Entry, *rest: Any) -> None:
+        *others, opener = rest
+        fooled = next(peer for peer in plan.members if peer != entry.peer)
+        true = Pledged.model_validate_json(entry.about)
+        about = true.model_copy(update={"time": true.time - 1.0}).model_dump_json()
+        pieces = tuple(Piece(hash=piece_of(about), samples=p.samples, weight=p.weight) for p in entry.pieces)
+        other = entry.changed(about=about, pieces=pieces, signature="").signed(setting.signer)
 
-    AveragingService._runner = runner  # type: ignore[method-assign]
+        def opened(peer: str) -> Any:
+            self.introduction = wire.introduction(0, other if peer == fooled else entry)
+            return opener(peer)
+
+        make(self, setting, plan, entry, *others, opened)
+
+    Round.__init__ = made  # type: ignore[assignment, method-assign]
 
 
 if CHEAT == "shouts":

@@ -1,6 +1,7 @@
 """Faults that a worker injects into itself, by name: `TINY_FAULT="dies in step 3"`.
 
-`dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
+`dies`, `stalls`: kills or stops all of its processes when it has sent the first part of a round, from that global step
+on: in a round whose only reducer it is it sends none.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
 `TINY_FAULT="orders a decay"`: to every round it brings an order of its own that the run ends with this step.
 `claims`: from that global step on it says that its loss was a million.
@@ -27,9 +28,11 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.streams.link import Link
-from dedloc_kit.swarm.averaging.streams.messages import Says
+from dedloc_kit.swarm.allreduce.link import Link
+from dedloc_kit.swarm.allreduce.outbox import Outbox
+from dedloc_kit.swarm.allreduce.round import Round
+from dedloc_kit.swarm.allreduce.wire import Kind
+from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.finished_step import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
@@ -57,23 +60,28 @@ def inject(fault: str) -> None:
 
 
 def _signal_in_round(signal: signal.Signals, step: int) -> None:
-    send = AllReduce._send
+    complete, send = Round.complete, Outbox._send
+    due = False
 
-    async def failing(self: AllReduce, reducer: int, link: Link) -> None:
+    async def beginning(self: Round) -> Commit:
+        nonlocal due
+        due = 0 < step <= self.setting.instance.step
+        return await complete(self)
+
+    async def failing(self: Outbox, reducer: int, link: Link) -> None:
         plain = link.send
 
         async def send_and_fail(message: bytes) -> None:
-            nonlocal step
+            nonlocal due, step
             await plain(message)
-            if step and message[0] == Says.PART:  # once: another stream of the round may get here when it goes on
-                step = 0
+            if due and message[0] == Kind.PART:  # once: another stream of the round may get here when it goes on
+                due, step = False, 0
                 os.killpg(0, signal)
 
-        if self.handshake.mine.step == step:
-            link.send = send_and_fail  # type: ignore[method-assign]
+        link.send = send_and_fail  # type: ignore[method-assign]
         await send(self, reducer, link)
 
-    AllReduce._send = failing  # type: ignore[method-assign]
+    Round.complete, Outbox._send = beginning, failing  # type: ignore[method-assign]
 
 
 def _drift_at(step: int) -> None:

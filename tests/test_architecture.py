@@ -50,6 +50,7 @@ ROOMS = (
     {"network"},
     {"p2p", "trust"},
     {"consensus"},
+    {"chain", "allreduce"},
     {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},
@@ -59,7 +60,8 @@ ROOMS = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 INNER = {
-    "swarm.averaging": ("streams", "encoding", "matchmaking", "agreement", "reduction", "pledges"),
+    "swarm.allreduce": ("encoding", "reduction"),
+    "swarm.averaging": ("matchmaking", "pledges"),
     "swarm.serving": ("server", "client", "layers"),
     "blocks": ("weights", "plans", "adapters"),
     "learning.train": ("optim", "state", "computing", "gradients"),

@@ -16,6 +16,7 @@ WITH_ARGUMENTS = {"recipe"}
 SMALLEST = {
     "allreduce": "--network loopback --peers 2 --parameters 1e5 --warm-up 1 --rounds 1 --cases tcp/8bit ours/8bit",
     "attacks": "--attack sign --defence mean --steps 4 --seeds 1",
+    "chaos": "--seconds 30 --volunteers 2 --seed 8",
     "checks": "--volunteers 2 --steps 1 --times 1 --shares 0.5 --values 1e5",
     "collaboration": "--network loopback --peers 2 --parameters 1e5 --step-seconds 4 --microbatch-seconds 0.5 --steps 1"
     " --real-peers 0 --systems ours",
@@ -31,7 +32,7 @@ SMALLEST = {
     "hostile": "--attacks identities --seconds 5",
     "images": "--microbatch 2 --seconds 0.2 --repeats 1",
     "joining": "--network loopback --parameters 1e5 --repeats 1 --cases one --no-join",
-    "lent_lines": "--clients 4 --helpers 1 --parameters 1e6 --epochs 1",
+    "lent_lines": "--clients 4 --helpers 1 --parameters 1e6",
     "mishaps": "--minutes 3",
     "optimizer": "--parameters 1e5 --threads 1 --repeats 1",
     "pipeline": "--balance --seeds 1",

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from dedloc_kit.config.section import Section
 from dedloc_kit.config.seeds import seed_of
 from dedloc_kit.learning.task import Loss, ParamGroup, Task
 from dedloc_kit.records.evaluation import Evaluation
-from tests.in_rows import divide
 
 WIDTH = 8
 
@@ -40,7 +38,6 @@ class TinyTask(Task):
     `TINY_LOST_AT=5` lets it run out for good with the fifth microbatch of a host's second device,
     `TINY_SAME=1` makes all samples the same one, so that a step does not depend on who gave how many,
     `TINY_HOLD=PATH` lets it wait with every microbatch while that file exists,
-    `TINY_ROWS=PATH` divides the few peers of a test into rows, and notes there how they met,
     `TINY_FAULT` is described in tests/faults.py,
     `TINY_JOIN=PATH` lets it wait until that file exists before it connects to the others,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
@@ -57,8 +54,6 @@ class TinyTask(Task):
         self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
         self._pause = float(os.environ.get("TINY_PAUSE", "0"))
         self._batches = 0
-        if "TINY_ROWS" in os.environ:
-            divide(Path(os.environ["TINY_ROWS"]))
         wait_for("TINY_JOIN")
 
     def model(self) -> torch.nn.Module:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.reduction.reducer import GatheringReducer
+from dedloc_kit.swarm.allreduce.reduction.reducer import GatheringReducer
 
 
 class CenteredClip(GatheringReducer):

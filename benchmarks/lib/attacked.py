@@ -8,7 +8,6 @@ nothing.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +17,18 @@ from torch import Tensor
 
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read_part
-from dedloc_kit.swarm.averaging.encoding.compression import LARGEST, ChunkCompression
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.encoding.codec import Codec, check, decode, read_part
+from dedloc_kit.swarm.allreduce.encoding.compression import LARGEST, ChunkCompression
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
-from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.trust.weight import Weigh, claims_in
 
 RUN = "attacks-0123456789abcdef"
 REDUCERS = 4
-"""Of the peers, the first ones: so chunks of a tiny model are about as long as those of a real one."""
+"""Of the peers, the first ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +77,13 @@ class Swarm:
         self._layout, self._global_batch = layout, global_batch
         self._make_reducer, self._weigh, self.pledges = make_reducer, weigh, pledges
         self.codings = [Coding(codec, Feedback(layout.size), Feedback(layout.size)) for _ in range(peers)]
-        cuts = [layout.size * peer // REDUCERS for peer in range(REDUCERS + 1)]
-        shares = (*(end - begin for begin, end in pairwise(cuts)), *(0,) * (peers - REDUCERS))
+        shares = (1,) * REDUCERS + (0,) * (peers - REDUCERS)
         self._plan = Plan(tuple(map(str, range(peers))), layout, shares)
 
     @property
     def chunks(self) -> list[tuple[int, int, int]]:
         """Who reduces it, begin and end."""
-        owners = self._plan.first.owners[0]
-        return [(owner, *chunk) for owner, chunk in zip(owners, self._plan.chunks, strict=True)]
+        return [(owner, *chunk) for owner, chunk in zip(self._plan.owners, self._plan.chunks, strict=True)]
 
     def average(self, step: int, brought: Mapping[int, Brought]) -> Averaged | None:
         """None if the round fails. Runs in an event loop, as reducers do.

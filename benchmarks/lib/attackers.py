@@ -301,7 +301,7 @@ async def _store(
 
 
 async def _join(p2p: P2P, target: Target) -> None:
-    me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+    me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
     join = encode(Join(step=1, after="", member=me))
     async with Endpoint(p2p, target.run_id).open(target.invitation.organizer, GroupService, join) as stream:
         await stream.receive_record(Verdict)

@@ -30,8 +30,9 @@ from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
+from dedloc_kit.swarm.chain.branch import Branch
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
@@ -53,6 +54,8 @@ class Averaging(Protocol):
 
     peer: str
     addresses: tuple[str, ...]
+    anchor: str
+    """Where the agreement on steps begins, as the first peer says; in hexadecimal."""
 
     def meet(self, peers: dict[str, list[str]]) -> None:
         """Connect to the others, as far as the system does that ahead; returns when that is done."""
@@ -81,11 +84,16 @@ class Ours:
         self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
         layout, info = FlatLayout.of(gradients), StateInfo(run_id=self._run.run_id, step=0, rounds=())
         source = StateSource(lambda: nullcontext(({}, [])), lambda: info)
-        self._averager = exchange_of(node, signer, self._run, layout, source, Path(job["folder"])).averager
+        exchange = exchange_of(node, signer, self._run, layout, source, Path(job["folder"]))
+        self._averager, self._host = exchange.averager, exchange.host
+        if job["anchor"]:
+            self._head = self._host.call(Branch.load, bytes.fromhex(job["anchor"])).result()
+        else:
+            self._head = self._host.call(Branch.begin, 0, "", "0" * 64).result()
+        self.anchor = self._head.anchor.hex()
         with self._averager.vector.held() as flat:
             for view, gradient in zip(layout.views(flat), gradients, strict=True):
                 view.copy_(gradient)
-        self._step = 0
 
     def meet(self, peers: dict[str, list[str]]) -> None:
         self._others = peers.keys() - {self.peer}
@@ -99,12 +107,11 @@ class Ours:
             time.sleep(1.0)
 
     def gather(self) -> None:
-        self._step += 1
         leader = min(self._others | {self.peer})
         self._group = self._averager.gather(
             GroupRequest(
-                step=self._step,
-                after="",
+                step=self._head.instance.step,
+                after=self._head.instance.previous,
                 leaders=(leader,) if leader != self.peer else (),
                 expected=frozenset(self._others),
                 unwelcome=frozenset(),
@@ -117,20 +124,24 @@ class Ours:
     def average(self) -> tuple[int, str]:
         mine = Contribution(
             run_id=self._run.run_id,
-            step=self._step,
+            step=self._head.instance.step,
             session="ab",
             samples=1,
-            session_samples=self._step,
+            session_samples=self._head.instance.step,
             loss=1.0,
             name="",
             time=time.time(),
         )
         self._averager.begin(self._group, mine, Patience(60.0, 60.0), _LIMIT_SECONDS)
         outcome = self._group.result()
+        if outcome.commit is not None:
+            self._head = self._host.call(Branch.take, outcome.commit).result()
         return len(outcome.contributions) if outcome.outcome == "complete" else 0, outcome.detail
 
 
 class Hivemind:
+    anchor = ""
+
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         node = hivemind.DHT(
             initial_peers=job["addresses"],
@@ -172,6 +183,7 @@ class Gloo:
     """What a data center would take: a fixed group, full precision, and nobody may leave."""
 
     addresses: tuple[str, ...] = ()  # they find each other in a file
+    anchor = ""
 
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         folder = Path(job["folder"])
@@ -197,6 +209,8 @@ class Gloo:
 
 class PlainTcp:
     """As many bytes over plain TCP connections, all at once and without any arithmetic: what TCP makes of the lines."""
+
+    anchor = ""
 
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         self._server = socket.create_server((job["host"], 0))
@@ -256,7 +270,7 @@ def member(role: Role) -> None:
     generator = torch.Generator().manual_seed(os.getpid())
     gradients = [torch.randn(shape, generator=generator) * 1e-3 for shape in shapes(int(job["parameters"]))]
     averaging = KINDS[job["role"]](job, gradients)
-    role.tell("joined", peer=averaging.peer, addresses=averaging.addresses)
+    role.tell("joined", peer=averaging.peer, addresses=averaging.addresses, anchor=averaging.anchor)
     while (command := role.commands.get()) is not None:
         if command["do"] == "meet":
             averaging.meet(command["addresses"])

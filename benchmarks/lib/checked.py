@@ -15,6 +15,7 @@ from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.config.trust import TrustConfig
 from dedloc_kit.records.steps import Contribution
+from dedloc_kit.swarm.allreduce.encoding.codec import Codec
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.probation import Probation
@@ -22,7 +23,6 @@ from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.verdicts import Verdict
-from dedloc_kit.swarm.averaging.encoding.codec import Codec
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.pledges.proving import proven, work_of

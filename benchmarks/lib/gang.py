@@ -8,9 +8,9 @@ from torch import Tensor
 from benchmarks.lib.hostile_peers import DELAY, Attack, Sight
 from dedloc_kit.learning.task import Batch
 from dedloc_kit.learning.tasks.batches import origin_of
+from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.questions import Found, Recompute
-from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from dedloc_kit.swarm.trust.pledge import Work
 
 

@@ -67,11 +67,18 @@ class Lines:
 
     :param rates: bytes per second of each
     :param size_of: how many bytes a message takes on the way; as many as it has, unless it stands for a larger one
+    :param wire: what makes the ends of streams
     :ivar seconds: of the processor, for all that is only pretended here
     """
 
-    def __init__(self, time: SimulatedTime, rates: Sequence[float], size_of: Callable[[bytes], int] = len) -> None:
-        self.time, self.size_of = time, size_of
+    def __init__(
+        self,
+        time: SimulatedTime,
+        rates: Sequence[float],
+        size_of: Callable[[bytes], int] = len,
+        wire: "type[Wire] | None" = None,
+    ) -> None:
+        self.time, self.size_of, self._wire = time, size_of, wire or Wire
         self.up, self.down = ([_Way(self, rate) for rate in rates] for _ in range(2))
         self.silent: set[int] = set()
         self.seconds, self._arrival = 0.0, 0.0
@@ -84,7 +91,7 @@ class Lines:
             await asyncio.sleep(CONNECT_SECONDS)
             raise TimeoutError("it does not answer")
         await asyncio.sleep(2 * DELAY_SECONDS)
-        here, there = Wire(self, me, other), Wire(self, other, me)
+        here, there = self._wire(self, me, other), self._wire(self, other, me)
         here.far, there.far = there, here
         for peer in (me, other):
             self.ends[peer] += 1
@@ -173,7 +180,7 @@ class Wire(Stream):
     far: "Wire"
 
     def __init__(self, lines: Lines, me: int, other: int) -> None:
-        self._lines, self.me, self.other = lines, me, other
+        self.lines, self.me, self.other = lines, me, other
         self._inbox: deque[bytes | None] = deque()
         self._coming = 0
         self._heard, self._silence = lines.time.now, 0.0
@@ -185,13 +192,13 @@ class Wire(Stream):
 
     @property
     def _cut(self) -> bool:
-        return not self._lines.silent.isdisjoint((self.me, self.other))
+        return not self.lines.silent.isdisjoint((self.me, self.other))
 
     # Of messages that share a line each gets its part all the time: what is on its way is heard.
 
     @property
     def heard(self) -> float:  # type: ignore[override]
-        return self._lines.time.now if self.arriving else self._heard
+        return self.lines.time.now if self.arriving else self._heard
 
     @property
     def arriving(self) -> bool:  # type: ignore[override]
@@ -207,11 +214,11 @@ class Wire(Stream):
         if self._broken or self._closed:
             raise ConnectionResetError("the stream is closed")
         message = bytes(content)
-        size = self._lines.size_of(message) + 4
+        size = self.lines.size_of(message) + 4
         self._waiting += size
-        self._lines.sent[self.me] += size
-        self._lines.messages[self.me] += 1
-        parcel = Parcel() if self._cut else self._lines.carry(self, message, size)
+        self.lines.sent[self.me] += size
+        self.lines.messages[self.me] += 1
+        parcel = Parcel() if self._cut else self.lines.carry(self, message, size)
         if self._waiting > BUFFER_BYTES:
             try:
                 async with asyncio.timeout(SEND_SECONDS):
@@ -232,7 +239,7 @@ class Wire(Stream):
     def arrived(self, message: bytes | None, *, end: bool) -> None:
         self._coming -= 1
         if not self._cut and (message is not None or end):
-            self._heard = self._lines.time.now
+            self._heard = self.lines.time.now
             self._inbox.append(message)
             self._news.set()
 
@@ -265,7 +272,7 @@ class Wire(Stream):
         if not self.is_closing():
             self._closed = True
             if not self._cut:
-                self._lines.carry(self, None, 40)
+                self.lines.carry(self, None, 40)
         self.left(0)
 
     def abort(self) -> None:

@@ -5,38 +5,91 @@ A member can be killed, cut off from others or made to stand still at any moment
 
 import asyncio
 import hashlib
+import random
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import FlatLayout
-from dedloc_kit.records.record import Record
-from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
-from dedloc_kit.swarm.averaging.agreement.roll import Signs, Votes
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.reduction.keeping import Holding, Keep
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
-from dedloc_kit.swarm.averaging.reduction.reducer import MeanReducer, Reducer
-from dedloc_kit.swarm.averaging.streams.link import Link, Message
-from dedloc_kit.swarm.averaging.streams.messages import Says
+from dedloc_kit.swarm.allreduce import wire
+from dedloc_kit.swarm.allreduce.agreement import Setting
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.reduction.keeping import Holding, Keep
+from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer, MeanReducer
+from dedloc_kit.swarm.allreduce.round import Round
+from dedloc_kit.swarm.allreduce.streams import OpenStream, Patience
+from dedloc_kit.swarm.consensus.electorate import Electorate
+from dedloc_kit.swarm.consensus.events import Persist, Send
+from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.messages import Options
+from dedloc_kit.swarm.consensus.records import Entry, Piece, Vote, Voter
+from dedloc_kit.swarm.consensus.votes import VoteBook, Write
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.p2p.seams import Signer, Verifier
 
-MakeReducer = Callable[[Sequence[Tensor]], Reducer]
-GROUP = "ab" * 20
+HEAD = hashlib.sha256(b"head").hexdigest()
+
+
+@dataclass(frozen=True)
+class HashSigner:
+    """Signs with a hash that everybody can make: nobody lies here."""
+
+    peer: str
+
+    def sign(self, content: bytes) -> str:
+        return hashlib.sha256(self.peer.encode() + content).hexdigest()
+
+
+class HashVerifier:
+    def valid(self, author: str, content: bytes, signature: str) -> bool:
+        return HashSigner(author).sign(content) == signature
+
+
+class VotesInMemory:
+    """A vote file that outlives rounds, and no process."""
+
+    def __init__(self, voter: Voter) -> None:
+        self.mute = False
+        self._book = VoteBook(voter, None)
+        self._average: tuple[str, Sequence[bytes]] = ("", ())
+
+    def vote(self, instance: Instance) -> Vote:
+        return self._book.vote(instance)
+
+    async def persist(self, effect: Persist, average: Sequence[bytes] | None) -> list[Send]:
+        if average is not None and effect.vote.value is not None:
+            self._average = effect.vote.value.link, average
+        if self.mute:
+            return []
+        due, writing = list[Send](), bool(self._book.persist(effect))
+        while writing:
+            written = self._book.written(True)
+            due += [each for each in written if isinstance(each, Send)]
+            writing = any(isinstance(each, Write) for each in written)
+        return due
+
+    def accepted_average(self, link: str) -> Sequence[bytes] | None:
+        return self._average[1] if link == self._average[0] else None
 
 
 @dataclass
 class Party:
-    """A group: what each member brings, and with what it ended."""
+    """A group: what each member brings, and with what it ended.
+
+    :ivar members: their rounds
+    :ivar clients: the last ones reduce nothing
+    :ivar kinds: members that are of another kind than usual
+    :ivar lent: members that only lend their lines, and where they keep what comes
+    :ivar voters: their vote files
+    :ivar cuts: pairs that cannot reach each other
+    """
 
     gradients: Sequence[Tensor]
     samples: Sequence[int]
@@ -44,59 +97,82 @@ class Party:
     compression: str = "none"
     make_reducer: MakeReducer = MeanReducer
     clients: int = 0
-    """The last ones reduce nothing."""
-    rows: Sequence[int] = ()
-    """Of each member; one row if there are none."""
     organizer: int | None = None
     patience: Patience = Patience(5.0, 10.0)  # noqa: RUF009
-    kinds: dict[int, type[AllReduce]] = field(default_factory=dict)
-    """Members that are of another kind than usual."""
+    kinds: dict[int, type[Round]] = field(default_factory=dict)
     lent: dict[int, Keep] = field(default_factory=dict)
-    """Members that only lend their lines, and where they keep what comes."""
+    seed: int = 0
+    limit: float = 120.0
     averages: list[Tensor] = field(default_factory=list)
-    members: list[AllReduce] = field(default_factory=list)
+    members: list[Round] = field(default_factory=list)
     codings: list[Coding] = field(default_factory=list)
+    voters: list[VotesInMemory] = field(default_factory=list)
     tasks: "list[asyncio.Task[Any]]" = field(default_factory=list)
     cuts: set[frozenset[int]] = field(default_factory=set)
-    """Pairs that cannot reach each other."""
     lines: dict[int, "list[tuple[int, Stream, Stream, asyncio.Task[None]]]"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layout, count = FlatLayout.of([self.gradients[0]]), len(self.gradients)
         peers = tuple(f"peer{number}" for number in range(count))
-        reducers, shares = count - self.clients, [0] * count
-        for row in set(self.rows or (0,)):
-            team = [n for n in range(reducers) if not self.rows or self.rows[n] == row]
-            for number in team:
-                shares[number] = layout.size // len(team)
-            if team:
-                shares[team[-1]] += layout.size - len(team) * shares[team[-1]]
-        self.plan = Plan(peers, layout, tuple(shares), tuple(self.rows))
+        reducers = count - self.clients
+        self.plan = Plan(peers, layout, tuple(1000 if number < reducers else 0 for number in range(count)))
+        coordinator = "" if self.organizer is None else peers[self.organizer]
+        voters = {Voter(peer, 1): 1 for peer in peers}
+        electorate = Electorate(voters, Voter(coordinator, 1) if coordinator else None)
+        self.instance = Instance("run", "", 7, HEAD, (0, ""), "organizer", coordinator, electorate)
 
     def prepare(self) -> None:
-        layout, peers = self.plan.layout, self.plan.members
-        for number, peer in enumerate(peers):
+        layout, chance = self.plan.layout, random.Random(self.seed)
+        for number, peer in enumerate(self.plan.members):
             coding = Coding(codec_of(self.compression), Feedback(layout.size), Feedback(layout.size))
             coding.sent.begin(float(self.samples[number]))
             self.codings.append(coding)
-            handshake = Handshake(peers, peer, self.introduction(number), self.introduced, self._check)
+            self.voters.append(VotesInMemory(Voter(peer, 1)))
             average = torch.empty(layout.size)
             self.averages.append(average)
-            organizer = "" if self.organizer is None else peers[self.organizer]
+            setting = Setting(
+                instance=self.instance,
+                patience=self.patience,
+                limit=self.limit,
+                options=self._options,
+                signer=self.signer(number),
+                verifier=self.verifier(),
+                random=random.Random(chance.getrandbits(64)),
+            )
+            holding = Holding(self.gradients[number], average)
+            if number in self.lent:
+                holding = Holding(torch.empty(0), None, self.lent[number])
             self.members.append(
-                self.kinds.get(number, AllReduce)(
+                self.kinds.get(number, Round)(
+                    setting,
                     self.plan,
-                    Holding(torch.empty(0), None, self.lent[number])
-                    if number in self.lent
-                    else Holding(self.gradients[number], average),
+                    self.entry(number),
+                    holding,
                     coding,
                     self.make_reducer,
-                    handshake,
-                    Votes(GROUP, peers, organizer, self.signer(number)),
-                    self.patience,
+                    self.voters[number],
                     self._line_of(number),
                 )
             )
+
+    def _options(self, entries: Sequence[Entry]) -> Options:
+        return Options(minimum=self.global_batch, patience=self.patience.usual, limit=self.limit)
+
+    def entry(self, number: int) -> Entry:
+        """What this member brings."""
+        peer, samples = self.plan.members[number], self.samples[number]
+        name = hashlib.sha256(f"{peer} {samples}".encode()).hexdigest()
+        pieces = (Piece(hash=name, samples=samples, weight=samples),) if samples else ()
+        made = Entry(run_id="run", part="", previous=HEAD, voter=Voter(peer, 1), pieces=pieces)
+        return made.signed(self.signer(number))
+
+    def signer(self, number: int) -> Signer:
+        """With which this member signs."""
+        return HashSigner(self.plan.members[number])
+
+    def verifier(self) -> Verifier:
+        """With which all look at signatures."""
+        return HashVerifier()
 
     async def begin(self, but: Sequence[int] = ()) -> None:
         """All but these begin."""
@@ -115,14 +191,15 @@ class Party:
         return await self.end()
 
     @property
-    def votes(self) -> Votes:
-        organizer = "" if self.organizer is None else self.plan.members[self.organizer]
-        return Votes(GROUP, self.plan.members, organizer, PlainSigner("nobody"))
-
-    @property
     def ranking(self) -> tuple[int, ...]:
-        """Who leads, best first."""
-        return self.plan.ranking(GROUP)
+        """Who makes the group and decides, best first."""
+        ranking = self.plan.ranking(HEAD)
+        first = () if self.organizer is None else (self.organizer,)
+        return (*first, *(reducer for reducer in ranking if reducer not in first))
+
+    def enough(self, members: Collection[int]) -> bool:
+        """Whether these are a quorum."""
+        return self.instance.electorate.enough(Voter(self.plan.members[number], 1) for number in members)
 
     def kill(self, number: int) -> None:
         """Nothing of this member goes on, and its streams break."""
@@ -148,17 +225,6 @@ class Party:
     def wrap(self, stream: Stream, member: int) -> None:
         """What this member's end of a new stream goes through; nothing as a rule."""
 
-    def introduction(self, number: int) -> bytes:
-        """What this member introduces itself with."""
-        return str(self.samples[number]).encode()
-
-    def introduced(self, peer: str, introduction: bytes) -> Contribution:
-        """What that says; raises ValueError."""
-        return introduced(peer, introduction)
-
-    def signer(self, number: int) -> Signs:
-        return PlainSigner(self.plan.members[number])
-
     async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
         """Both ends of a new stream between two members; raises OSError."""
         here, there = [Stream(*await asyncio.open_connection(sock=end)) for end in socket.socketpair()]
@@ -166,11 +232,8 @@ class Party:
 
     async def serve(self, number: int, sender: int, there: Stream) -> None:
         """A member serves another."""
-        await self.members[number].serve(self.plan.members[sender], self.introduction(sender), there)
-
-    def _check(self, introductions: Introductions) -> None:
-        if introductions.samples < self.global_batch:
-            raise GroupRefused(f"{introductions.samples} of {self.global_batch} samples")
+        introduction = wire.introduction(0, self.entry(sender))
+        await self.members[number].serve(self.plan.members[sender], introduction, there)
 
     def _line_of(self, me: int) -> OpenStream:
         @asynccontextmanager
@@ -192,57 +255,6 @@ class Party:
         return line
 
 
-def keep_the_certificate(leader: AllReduce, but_for: Sequence[int] = ()) -> None:
-    """This one leads, and tells only these when a quorum has acknowledged the average."""
-    came = leader._voter.came
-
-    def hushed(member: int, link: Link) -> None:
-        post = link.post
-
-        def told(*messages: Message) -> None:
-            post(*(m for m in messages if callable(m) or m[0] != Says.CERTIFICATE or member in but_for))
-
-        link.post = told  # type: ignore[method-assign]
-        came(member, link)
-
-    leader._voter.came = hushed  # type: ignore[method-assign]
-
-
 def _break(stream: Stream) -> None:
     if not stream.writer.is_closing():
         stream.writer.transport.abort()
-
-
-class PlainSigner:
-    """Says who has signed what, and everyone believes it."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-
-    def sign(self, record: Record) -> bytes:
-        body = MSGPackSerializer.dumps(record.model_dump())
-        return bytes(MSGPackSerializer.dumps([self._peer, body, _seal(self._peer, body)]))
-
-    def open(self, kind: type[Any], data: bytes) -> tuple[str, Any]:
-        peer, body, seal = MSGPackSerializer.loads(data)
-        if seal != _seal(peer, body):
-            raise ValueError("the signature is not valid")
-        return peer, kind.parse(MSGPackSerializer.loads(body))
-
-
-def _seal(peer: str, body: bytes) -> bytes:
-    return hashlib.sha256(f"of {peer}".encode() + body).digest()
-
-
-def introduced(peer: str, introduction: bytes) -> Contribution:
-    samples = int(introduction)
-    return Contribution(
-        run_id="tiny-0123456789abcdef",
-        step=1,
-        session="ab",
-        samples=samples,
-        session_samples=samples,
-        loss=1.0,
-        name=peer,
-        time=1e9,
-    )

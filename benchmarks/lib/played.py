@@ -20,10 +20,10 @@ from benchmarks.lib.learner import Learner
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.task import Task
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.audits.probation import Probation
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
-from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer
 from dedloc_kit.swarm.trust.weight import Earned, Weigh
 
 PEERS, HOSTILE, MICROBATCH = 16, 7, 2

@@ -24,10 +24,10 @@ from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.tasks.batches import batches_of
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.optim.outer import NesterovSGD
-from dedloc_kit.swarm.averaging.encoding.codec import Codec, codec_of
-from dedloc_kit.swarm.averaging.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
-from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
-from dedloc_kit.swarm.averaging.encoding.sparse import Sparse
+from dedloc_kit.swarm.allreduce.encoding.codec import Codec, codec_of
+from dedloc_kit.swarm.allreduce.encoding.compression import Blockwise8Bit, ChunkCompression, Float16
+from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
+from dedloc_kit.swarm.allreduce.encoding.sparse import Sparse
 
 
 @dataclass(frozen=True)

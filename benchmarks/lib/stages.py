@@ -9,16 +9,20 @@ import os
 import signal
 from pathlib import Path
 
-from dedloc_kit.swarm.averaging.agreement.leader import Leader
-from dedloc_kit.swarm.averaging.agreement.voter import Voter
-from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.streams.link import Link
-from dedloc_kit.swarm.averaging.streams.messages import Says
+from dedloc_kit.swarm.allreduce.link import Link
+from dedloc_kit.swarm.allreduce.outbox import Outbox
+from dedloc_kit.swarm.allreduce.parts import Average
+from dedloc_kit.swarm.allreduce.round import Round
+from dedloc_kit.swarm.allreduce.wire import Kind
+from dedloc_kit.swarm.consensus.events import Effect, Event, Send
+from dedloc_kit.swarm.consensus.messages import Proposal, Report
+from dedloc_kit.swarm.consensus.participant import Participant
+from dedloc_kit.swarm.consensus.records import Commit
 
-STAGES = ("introduction", "sending", "report", "reducing", "roll", "told")
-"""Before the others know it; in the middle of sending; with everything sent and received; as a reducer that has made a
-part of its average; as the leader, before it signs the roll, and after it has told it."""
-TOLD_SECONDS = 0.05
+STAGES = ("introduction", "sending", "report", "reducing", "proposal", "proposed")
+"""Before the others know it; in the middle of sending; as a reducer that has everything from somebody; as one that has
+made a part of its average; as the decider, before it proposes who counts, and after it has proposed it."""
+PROPOSED_SECONDS = 0.05
 
 
 def inject(path: Path) -> None:
@@ -28,43 +32,41 @@ def inject(path: Path) -> None:
         if path.exists() and path.read_text() == stage:
             os.killpg(0, signal.SIGKILL)
 
-    complete, send, take = AllReduce.complete, AllReduce._send, AllReduce.take_average
-    report, propose = Voter._report, Leader._propose
+    complete, send, handle, take = Round.complete, Outbox._send, Participant.handle, Average.take
+    me = -1
 
-    async def completing(self: AllReduce) -> None:
+    async def completing(self: Round) -> Commit:
+        nonlocal me
         strike("introduction")
-        await complete(self)
+        me = self.me
+        return await complete(self)
 
-    async def sending(self: AllReduce, reducer: int, link: Link) -> None:
+    async def sending(self: Outbox, reducer: int, link: Link) -> None:
         plain = link.send
-        parts = sum(owner != self.mine for owner in self.plan.first.owners[self.row])
+        parts = sum(owner != me for owner in self._plan.owners)
 
         async def send_and_die(message: bytes) -> None:
             await plain(message)
-            if message[0] == Says.PART and 2 * len(self._sent) >= parts:
+            if message[0] == Kind.PART and 2 * len(self._sent) >= parts:
                 strike("sending")
 
         link.send = send_and_die  # type: ignore[method-assign]
         await send(self, reducer, link)
 
-    def taking(self: AllReduce, sender: int, content: bytes) -> None:
-        take(self, sender, content)
-        if sender == self.mine:
+    def taking(self: Average, source: int, number: int, encoded: bytes) -> None:
+        take(self, source, number, encoded)
+        if source == me:
             strike("reducing")
 
-    def reporting(self: Voter) -> None:
-        report(self)
-        if self._reported:
-            strike("report")
+    def handling(self: Participant, event: Event, now: float) -> list[Effect]:
+        effects = handle(self, event, now)
+        told = [effect.message for effect in effects if isinstance(effect, Send)]
+        if any(isinstance(message, Proposal) for message in told):
+            strike("proposal")
+            asyncio.get_running_loop().call_later(PROPOSED_SECONDS, strike, "proposed")
+        if any(isinstance(message, Report) and message.complete for message in told):
+            asyncio.get_running_loop().call_soon(strike, "report")
+        return effects
 
-    def proposing(self: Leader) -> None:
-        ready = self.ballot is not None and self.ballot.ready
-        if ready:
-            strike("roll")
-        propose(self)
-        if ready and self.ballot is not None and self.ballot.proposed:
-            asyncio.get_running_loop().call_later(TOLD_SECONDS, strike, "told")
-
-    AllReduce.complete, AllReduce._send = completing, sending  # type: ignore[method-assign]
-    AllReduce.take_average = taking  # type: ignore[method-assign]
-    Voter._report, Leader._propose = reporting, proposing  # type: ignore[method-assign]
+    Round.complete, Outbox._send = completing, sending  # type: ignore[method-assign]
+    Average.take, Participant.handle = taking, handling  # type: ignore[method-assign]

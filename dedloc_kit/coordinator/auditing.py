@@ -19,6 +19,7 @@ from dedloc_kit.records.record import MAX_REASON
 from dedloc_kit.records.steps import Contribution, GlobalStep
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode, read_part
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.auditor import SPARED_STEPS, Auditor
 from dedloc_kit.swarm.audits.equivocation import EquivocationService
@@ -28,7 +29,6 @@ from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.audits.verdicts import Verdict, keep_evidence
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode, read_part
 from dedloc_kit.swarm.averaging.pledges.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.network.service import NoAnswer
@@ -125,7 +125,7 @@ class Inquiries:
 
     def reducers(self, group: str) -> tuple[str, ...]:
         averaged = self._averaged(group)
-        return () if averaged is None else averaged.owners
+        return () if averaged is None else averaged.makers
 
     def made(self, group: str, number: int) -> Tensor:
         averaged = self._averaged(group)

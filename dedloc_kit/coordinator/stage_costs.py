@@ -23,7 +23,7 @@ from dedloc_kit.learning.train.computing.device import half_precision
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.machine.memory_model import StageMemory
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 
 _SHORT = 64
 """Tokens of a sample with which every stage is tried first, and alone where a whole one would take longer than: """

@@ -191,7 +191,6 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     steps = f"{run.optimizer.total_steps:,} global steps"
     if run.optimizer.schedule == "warmup-stable-decay":
         steps += " at most, or sooner by 'dedloc run cooldown' (without it the rate never falls)"
-    rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     newcomers = (
         f"newcomers     their states take {predicted.newcomers:.0%} of the lines of those who average; a bucket would "
         "serve them instead (averaging.state_bucket)"
@@ -199,7 +198,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
-        f"network       {predicted.network:,.1f} s on the slowest line{rows}, {predicted.matchmaking:,.1f} s to find "
+        f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find "
         f"each other and begin, {predicted.vanishing:,.1f} s for those who vanish in the middle"
         f"{', meanwhile' if run.averaging.overlap else ''}",
         *([newcomers] if predicted.newcomers >= LITTLE else []),

@@ -101,8 +101,6 @@ class Prediction:
     step: float
     days: float
     """Until the last step, if so many are at work all the time."""
-    rows: int = 1
-    """In which a round is."""
     newcomers: float = 0.0
     """Which part of the lines of those who average gives newcomers the state; none where a bucket does."""
 
@@ -211,9 +209,7 @@ def predict(
     whole = averaging.network + matchmaking + averaging.vanishing
     step = max(computing, whole) if run.averaging.overlap else computing + whole
     days = step * run.optimizer.total_steps / DAY
-    return Prediction(
-        *(computing, averaging.network, matchmaking, averaging.vanishing, step, days, round(averaging.rows)), newcomers
-    )
+    return Prediction(computing, averaging.network, matchmaking, averaging.vanishing, step, days, newcomers)
 
 
 def state_bytes(run: RunConfig, parameters: int) -> float:

@@ -4,25 +4,20 @@ A reducer of the share s has s times a vector to exchange with each other member
 whoever cannot be reached has all of its own. With the shares dealt out at best a round takes as long as the slowest
 line needs for its own values, or all reducers together for everyone's (DeDLOC, section 3.2).
 
-In one group averages travel while gradients still do, and what a line carries up and down counts each for itself: of
-local steps that go up sparse the averages alone decide.
-
-Where there are rows, reducers average nothing before it is agreed who counts, so there are two halves: gradients, and
-then averages. The reducers of a row have only its members to serve, and clients are spread so that no row has much more
-to do for its bandwidth than others. Between the halves the owners of the same values in all rows average these.
+Averages travel while gradients still do, and what a line carries up and down counts each for itself: of local steps
+that go up sparse the averages alone decide.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 SHARE_OF_LINE = 1 / 1.3
-"""What an all-reduce makes of a line where there are rows: with four hosts on 25 to 100 Mbit/s it took 1.2 to 1.4 times
-as long as its bytes alone would; simulated rounds in rows 1.3 to 1.4 times, and, message by message and with few who
-reduce, 1.0 to 1.2 times (benchmarks/README.md)."""
+"""What an all-reduce makes of a line where nothing else is on its way: with four hosts on 25 to 100 Mbit/s it took 1.2
+to 1.4 times as long as its bytes alone would (benchmarks/README.md)."""
 SHARE_OF_BOTH_WAYS = 1 / 1.15
-"""The same of one group, beside what is left over when the last gradients have come: simulated rounds of 7 to 64
-members took 0.93 to 1.2 times as long as this says (benchmarks/README.md)."""
+"""The same where gradients and averages travel at once, beside what is left over when the last gradients have come:
+simulated rounds of 7 to 64 members took 0.93 to 1.2 times as long as this says (benchmarks/README.md)."""
 PART_BYTES = 131_072 * 4.13 / 8
 """Of a message of averages in 4 bits. A reducer's last one cannot go before all have sent what it is made of."""
 TOLD_BYTES = 2_200.0
@@ -34,15 +29,6 @@ PATIENCE = 3.0
 """Seconds of silence after which somebody is gone, where nothing took longer before."""
 STAY = 4 * 3600.0
 """Seconds until a volunteer vanishes without a word: an estimate."""
-ROW, MOST_ROWS = 64, 32
-"""How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
-REDUCERS_OF_A_ROW = 3.5
-"""With fewer on average some rows join others: chance deals them, and one with fewer than two of them does not stand
-(`swarm/averaging/matchmaking/row_meeting.py`)."""
-MEAN_SIZE = 2.0
-"""Of a row's mean, which travels in 8 bits, by that of averages in 4 bits; it is little, so this serves for all."""
-STREAMS_BETWEEN = 3
-"""Of a reducer, for each other row: 10, 16 and 27 more than within its own were the most with 2, 4 and 8 rows."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +50,6 @@ class Line:
 class RoundTime:
     """Of one round, in seconds.
 
-    :ivar rows: in which it is, on average over epochs
     :ivar exchanging: gradients and averages
     :ivar averaging: averages alone
     :ivar telling: what is said on the way there
@@ -72,7 +57,6 @@ class RoundTime:
     :ivar vanishing: what those who vanish in the middle cost, on average over rounds
     """
 
-    rows: float
     exchanging: float
     averaging: float
     telling: float
@@ -85,48 +69,24 @@ class RoundTime:
 
 
 def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: float = STAY) -> RoundTime:
-    """Of a round with these members, in one group or in as many rows as the swarm would make of them; on average, where
-    with few reducers chance says how many.
+    """Of a round with these members.
 
     :param gradients: bytes of a whole vector, as they are sent
     :param averages: the same of their averages
     :param stay: seconds until a member vanishes, on average
     """
-    rows = standing_rows(rows_of(_count(lines)), _count([line for line in lines if line.reachable]))
-    fewer = math.floor(rows)
-    less, more = (_in_rows(number, lines, gradients, averages, stay) for number in (fewer, fewer + 1))
-    mixed = (one + (rows - fewer) * (other - one) for one, other in zip(astuple(less), astuple(more), strict=True))
-    return RoundTime(*mixed)
-
-
-def _in_rows(rows: int, lines: Sequence[Line], gradients: float, averages: float, stay: float) -> RoundTime:
     members, reducers = _count(lines), _count([line for line in lines if line.reachable])
     mortal = sum(line.count for line in lines if line.reachable and line.gives)
-    between = (rows - 1) / rows * (MEAN_SIZE + 1) * averages / row_rate(lines, rows)
-    averaging = (between + half_seconds(lines, lines, averages, rows)) / SHARE_OF_LINE
-    if rows == 1:
-        last = min(1.0, reducers * PART_BYTES / averages) * half_seconds(lines, lines, averages)
-        exchanging = (both_ways_seconds(lines, gradients, averages) + last) / SHARE_OF_BOTH_WAYS
-    else:
-        givers = [line for line in lines if line.gives]
-        exchanging = half_seconds(givers, lines, gradients, rows) / SHARE_OF_LINE + averaging
+    averaging = half_seconds(lines, lines, averages) / SHARE_OF_LINE
+    last = min(1.0, reducers * PART_BYTES / averages) * half_seconds(lines, lines, averages)
+    exchanging = (both_ways_seconds(lines, gradients, averages) + last) / SHARE_OF_BOTH_WAYS
     telling = TOLD_BYTES * members / min(line.rate for line in lines) / SHARE_OF_LINE
-    streams = STREAM_SECONDS * ((members + reducers) / rows - 2 + STREAMS_BETWEEN * (rows - 1))
-    # A dead member is waited for. When a reducer dies, all averages are made and sent once more, in all rows: what was
-    # there of them is lost, by the last one who dies meanwhile.
+    streams = STREAM_SECONDS * (members + reducers - 2)
+    # A dead member is waited for. When a reducer dies, all averages are made and sent once more: what was there of them
+    # is lost, by the last one who dies meanwhile.
     silence = min(1.0, members * (exchanging + telling + streams) / stay) * PATIENCE
     lost = averaging + math.expm1(-averaging * mortal / stay) * stay / mortal if mortal else 0.0
-    return RoundTime(rows, exchanging, averaging, telling, streams, silence + lost)
-
-
-def rows_of(members: int) -> int:
-    """Into how many rows so many members are divided."""
-    return 1 if members <= ROW else min(MOST_ROWS, 2 ** math.ceil(math.log2(members / ROW)))
-
-
-def standing_rows(rows: int, reducers: int) -> float:
-    """How many of these do not join others, on average, where so many reduce."""
-    return max(1.0, min(rows, reducers / REDUCERS_OF_A_ROW))
+    return RoundTime(exchanging, averaging, telling, streams, silence + lost)
 
 
 def both_ways_seconds(lines: Sequence[Line], gradients: float, averages: float) -> float:
@@ -137,25 +97,24 @@ def both_ways_seconds(lines: Sequence[Line], gradients: float, averages: float) 
     """
     reducers = [line for line in lines if line.reachable]
     both = [line for line in reducers if line.gives]
-    own = row_rate(both) / row_rate(reducers)  # of each vector, what those who give reduce, as their lines are
+    own = rate_of(both) / rate_of(reducers)  # of each vector, what those who give reduce, as their lines are
     up = (_count(lines) - 1) * averages + (_count(both) - own) * gradients
     down = (_count([line for line in lines if line.gives]) - own) * gradients + (_count(reducers) - 1) * averages
     slowest = max((max(gradients, averages) if line.gives else averages) / line.rate for line in lines)
-    return max(slowest, max(up, down) / row_rate(reducers))
+    return max(slowest, max(up, down) / rate_of(reducers))
 
 
-def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float, rows: int = 1) -> float:
+def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float) -> float:
     """The least time in which these exchange their own values of a vector of so many bytes with the reducers."""
-    members = _count(lines) / rows
+    members = _count(lines)
     besides = (members - 1) / members
     slowest = max(size * (besides if line.reachable else 1.0) / line.rate for line in own)
-    others = min(members - 1, _count(own) / rows)
-    return max(slowest, others * size / row_rate(lines, rows))
+    return max(slowest, min(members - 1, _count(own)) * size / rate_of(lines))
 
 
-def row_rate(lines: Sequence[Line], rows: int = 1) -> float:
-    """Bytes per second of all reducers of a row together."""
-    return sum(line.count * line.rate for line in lines if line.reachable) / rows
+def rate_of(lines: Sequence[Line]) -> float:
+    """Bytes per second of all reducers together."""
+    return sum(line.count * line.rate for line in lines if line.reachable)
 
 
 def _count(lines: Sequence[Line]) -> int:

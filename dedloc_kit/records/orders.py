@@ -128,20 +128,3 @@ def shortened(peers: Sequence[str]) -> bytes:
 
 
 RateFactor = Annotated[float, Field(gt=0, le=10)]
-
-
-class Rewind(SignedRecord):
-    """The organizer's order that a global step takes over the state of an earlier one."""
-
-    wire: ClassVar[str] = "rollback"
-
-    run_id: RunId
-    step: Count
-    """The one that takes it over, and from which on the order holds."""
-    round: Digest
-    """Stands where other steps name their all-reduce."""
-    checkpoint: Count
-    """The step whose state it is."""
-    rate: RateFactor
-    """Of the learning rate, on top of what held at that step."""
-    time: Time

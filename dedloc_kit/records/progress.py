@@ -29,6 +29,8 @@ class Progress(SignedRecord):
     """The global step whose parameters the peer holds."""
     round: Digest
     """The all-reduce that led to this step, so that peers whose paths parted find out."""
+    incarnation: Count = 0
+    """Of its vote, which ends with its vote file; 0 if it has none. See `swarm/consensus/records.py`."""
     samples: Count
     """Samples accumulated toward the next global step."""
     samples_per_second: Annotated[float, Field(ge=0, le=1e9)]

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from dedloc_kit.records.progress import MAX_ROWS
 from dedloc_kit.records.record import (
@@ -21,6 +21,8 @@ from dedloc_kit.records.record import (
 )
 
 MAX_LOSS = 1e9
+LABEL = 2**16
+"""Weights are whole numbers, and a loss may count as a part of a label."""
 MAX_CONFIRMED = 16
 """Hosts in one contribution: so it stays small, and in the next steps there is room for others."""
 
@@ -32,6 +34,7 @@ class Contribution(SignedRecord):
     so that a collector which missed some contributions still knows the total.
     """
 
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     wire: ClassVar[str] = "contribution"
 
     run_id: RunId
@@ -50,27 +53,30 @@ class Contribution(SignedRecord):
     answered: dict[PeerId, Count] = Field(default={}, max_length=MAX_CONFIRMED)
     """Tokens that hosts of experts have answered for this peer since it started, forward and backward, once for each
     expert that they went to; of some of the hosts, where there are more."""
+    weight: Count | None = None
+    """What its gradient is over, in `LABEL`ths of a label; none: each sample counts as a label."""
     batch: Count | None = None
     """In a stage: how many samples the batch of this step holds in all, if this peer knows what drivers have begun."""
 
 
+MAX_CHAIN_RECORD_BYTES = 2**24 + 100
+
+
 class Receipt(Record):
-    """The proof of one finished global step: what its members signed. Whoever missed the step learns of it by this."""
+    """The proof of one finished global step, for peers that missed it."""
 
     step: Count
     round: Digest
+    """The link of the commit or reset that led here."""
     time: Time
     seconds: Seconds
     """From the full batch to the averaged gradient."""
-    signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
-    """The contributions of all members of the all-reduce, each with its signature."""
-    rewind: Annotated[bytes, Field(max_length=4096)] = b""
-    """Of a step that nobody contributed to: the organizer's signed order, a `Rewind`."""
+    record: Annotated[bytes, Field(max_length=MAX_CHAIN_RECORD_BYTES)]
+    """The commit or reset; see `swarm/chain/files.py`."""
 
 
 Absence = Literal["did not come", "fell silent", "left in the middle", "sent nonsense", "was not counted"]
-"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, or
-is in another row, but it is not on the roll."""
+"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss."""
 MAX_ABSENT = 16
 MAX_MEMBERS = 2048
 """Of an all-reduce."""
@@ -103,7 +109,7 @@ class LeftOut(Record):
 class Carried(Record):
     """What the line of a peer has carried that gives no samples, in one global step.
 
-    See `swarm/averaging/reduction/carried.py`.
+    See `swarm/allreduce/carried.py`.
     """
 
     bytes: Count

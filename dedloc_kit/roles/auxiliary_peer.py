@@ -1,7 +1,7 @@
 """The peer that lends its line: it averages for others, gives averages to who missed them, and trains nothing.
 
 It holds nothing of the model, unless it gives the state to newcomers too: then it follows as the coordinator does. What
-it carries is not its own word: see `swarm/averaging/reduction/carried.py`.
+it carries is not its own word: see `swarm/allreduce/reduction/carried.py`.
 """
 
 import os

@@ -52,7 +52,7 @@ from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
 from dedloc_kit.roles.data_check import survey
 from dedloc_kit.roles.overlap import Fingerprints
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 
 _BATCHES = 4
 """So many are measured: samples are not all alike."""

@@ -21,6 +21,9 @@ from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, GlobalStep, Receipt
+from dedloc_kit.swarm.averaging.entries import EntryReader
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -30,8 +33,8 @@ from dedloc_kit.swarm.membership.notices import NoticeFollower
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
-from dedloc_kit.swarm.network.unpacking import unpack
-from dedloc_kit.swarm.rounds.finished_step import global_step, opened
+from dedloc_kit.swarm.rounds.catchup import MissedStep, missed_step
+from dedloc_kit.swarm.rounds.finished_step import check_signed, global_step, record_in
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head
@@ -60,6 +63,7 @@ class Observer:
     def __init__(self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, belief: Belief) -> None:
         self._run, self._node, self._signer, self._tracker = run, node, signer, tracker
         self._belief, self._organizer = belief, belief.organizer
+        self._reader = EntryReader(run, belief.organizer, signer, weighing(run))
         self._kept_due = 0.0
         self._sent_away: Exception | None = None
 
@@ -146,13 +150,11 @@ class Observer:
                 continue
             try:
                 info = AverageInfo.parse(decode(header.metadata))
-                if (info.after, info.step) != (after, step + 1):
+                record = files.decode(info.metadata, Commit)
+                said = info.after, info.step, info.round
+                if said != (after or record.previous, step + 1, record.link) or record.value.step != step + 1:
                     raise ValueError("it is not the average that was asked for")
-                signed = tuple(unpack(info.metadata))
-                contributions = opened(self._signer, self._run, self._organizer, info.step, info.round, signed)
-                latest = max((c.time for c in contributions.values()), default=0.0)
-                receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
-                return self._checked(receipt, contributions)
+                return self._checked(missed_step(self._reader, record))
             except (ValueError, TypeError) as error:
                 _log.warning("what %s says of step %d is ignored: %s", donor, step + 1, error)
         return None
@@ -169,7 +171,8 @@ class Observer:
                 info = StateInfo.parse(metadata["info"])
                 if info.run_id != self._run.run_id:
                     raise ValueError("it is of another run")
-                found = [self._open(Receipt.parse(values)) for values in metadata["receipts"]]
+                receipts = [Receipt.parse(values) for values in metadata["receipts"]]
+                found = [self._checked(missed_step(self._reader, record_in(each), each)) for each in receipts]
             except (ValueError, TypeError, KeyError) as error:
                 _log.warning("the receipts of %s are ignored: %s", donor, error)
                 continue
@@ -180,16 +183,13 @@ class Observer:
                 return [finished for finished in found if step < finished[0].step <= newest]
         return []
 
-    def _open(self, receipt: Receipt) -> Finished:
-        step, signed = receipt.step, receipt.signed
-        return self._checked(receipt, opened(self._signer, self._run, self._organizer, step, receipt.round, signed))
-
-    def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
-        done = global_step(receipt, contributions)
-        newest = self._newest()
+    def _checked(self, missed: MissedStep) -> Finished:
+        record, contributions = record_in(missed.receipt), missed.contributions
+        check_signed(record, self._organizer)
+        done, newest = global_step(missed.receipt, contributions), self._newest()
         if done.step == newest.step and done.round != newest.round:
             raise ValueError(f"the swarm took another step {done.step}")
-        if done.samples < self._run.global_batch:
+        if contributions and done.samples < self._run.global_batch:
             raise ValueError(f"step {done.step} has too few samples")
         return done, {peer: c for peer, c in contributions.items() if c.samples}
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 from typing import Protocol
 
 import torch
@@ -42,11 +43,12 @@ from dedloc_kit.swarm.audits.known_answer import KnownAnswers
 from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.matchmaking.row_meeting import Matchmaking, RowService
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, rules_of
+from dedloc_kit.swarm.chain.branch import Branch, World
+from dedloc_kit.swarm.consensus.resets import ResetOptions
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -59,6 +61,8 @@ from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint, Service
+from dedloc_kit.swarm.p2p.adapters import KeySigner, KeyVerifier, Libp2pNetwork
+from dedloc_kit.swarm.p2p.local import FolderDisk, SystemClock
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.addressed import ContentService, Find
@@ -379,7 +383,7 @@ def exchange_of(
     room: Room = shared_zeros,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
+    `chain` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
     `content` where there is any; those of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
@@ -408,14 +412,15 @@ def exchange_of(
             donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
             groups = GroupService(signer.peer, endpoint, client_mode=node.reach.client_mode)
-            rows = RowService(
-                signer.peer, endpoint, client_mode=node.reach.client_mode, followed=lambda: groups.followed
-            )
-            matchmaking = Matchmaking(groups, rows)
             organizer = node.gate.organizer
+            disk = FolderDisk(folder / "agreement" / run.run_id)
+            network = Libp2pNetwork(endpoint, signer.peer)
+            world = World(network, SystemClock(), disk, SystemRandom(), KeySigner(signer), KeyVerifier())
+            branch = Branch(run.run_id, organizer, world, ResetOptions(run.global_batch))
+            await branch.serve()
             equivocation = None if pledges is None else EquivocationService(endpoint, signer.peer, organizer)
             own = replace(rules, pledges=pledges, equivocation=equivocation)
-            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, own, organizer)
+            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, own, branch)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
             checks: Sequence[Service] = ()
@@ -435,13 +440,14 @@ def exchange_of(
             if content is not None:
                 giving = (ContentService(content),)
                 giving[0].line_free = donor.line_free
-            for service in (transfer, groups, rows, averaging, *checks, *giving):
+            for service in (transfer, groups, averaging, *checks, *giving):
                 await endpoint.add(service)
-            yield node.gate, transfer, averaging, *checks
+            yield node.gate, transfer, averaging, branch, *checks
         finally:
             if pledges is not None:
                 pledges.close()
             await p2p.shutdown()
+            disk.close()
 
     host = Host(make, source.newest)
     return Exchange(Averager(vector, host), Transfers(host, run.run_id), rules.grouping, host)

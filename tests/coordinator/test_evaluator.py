@@ -49,7 +49,7 @@ class Measured:
 
     def step(self, loss: float | None = 1.0, peers: int = 1) -> None:
         number = self.state.step + 1
-        receipt = Receipt(step=number, round=f"{number:040x}", time=1.0, seconds=1.0, signed=())
+        receipt = Receipt(step=number, round=f"{number:040x}", time=1.0, seconds=1.0, record=b"")
         self.state.apply(torch.ones(self.state.layout.size), receipt)
         samples = 64 if peers else 0
         self.evaluator.stepped(

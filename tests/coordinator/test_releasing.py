@@ -56,7 +56,7 @@ class Coordinator:
 
     def step(self, step: int) -> None:
         average = torch.full((self.state.layout.size,), 0.1)
-        self.state.apply(average, Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, signed=()))
+        self.state.apply(average, Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, record=b""))
         self.releasing.step_done(step)
 
     @property

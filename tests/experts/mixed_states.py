@@ -31,7 +31,7 @@ def hosted(state: MixedState, fetch: Fetch, begin_anew: Callable[[], object] = l
 
 
 def receipt(step: int, **values: Any) -> Receipt:
-    return Receipt(step=step, round=f"{step:040x}", time=1.0, seconds=1.0, signed=(), **values)
+    return Receipt(step=step, round=f"{step:040x}", time=1.0, seconds=1.0, record=b"", **values)
 
 
 def trunk_steps(state: MixedState) -> int:

@@ -41,7 +41,7 @@ class LedRun:
         :param loss: measured on held-out data
         """
         step: int = self.state.step + 1
-        receipt = Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, signed=())
+        receipt = Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, record=b"")
         for each in [self.state] if isinstance(self.state, TrainingState) else self.state.states:
             each.apply(torch.full((each.layout.size,), 0.1), receipt)
         if isinstance(self.state, MixedState):

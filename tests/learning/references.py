@@ -165,7 +165,7 @@ class Training:
             flat = torch.zeros(state.layout.size)
             for view, parameter in zip(state.layout.views(flat), state.parameters, strict=True):
                 view.copy_(_gradient(parameter))
-            state.apply(flat, Receipt(step=number + 1, round="00", time=1.0, seconds=0.0, signed=()))
+            state.apply(flat, Receipt(step=number + 1, round="00", time=1.0, seconds=0.0, record=b""))
         if self._bank is not None:
             self._bank.take(number + 1, len(next(iter(batch.values()))), self._states[0].rate_of(number + 1))
         return loss

@@ -1,7 +1,6 @@
 """`dedloc check`, as an organizer uses it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,13 +83,6 @@ def test_how_far_a_weekend_gets_is_said_and_of_a_run_that_waits_for_its_decay_th
         in describe_prediction(waits, predicted)[-1]
     )
     assert "for 1,000 global steps, if so many" in describe_prediction(falls, predicted)[-1]
-
-
-def test_in_how_many_rows_a_round_is_is_said_where_there_are_several() -> None:
-    one = Prediction(computing=1.0, network=1.0, matchmaking=1.0, vanishing=0.1, step=2.0, days=3.0)
-    assert "1.0 s on the slowest line, 1.0 s to find each other" in describe_prediction(tiny_run(), one)[1]
-    four = describe_prediction(tiny_run(), replace(one, rows=4))[1]
-    assert "1.0 s on the slowest line in 4 rows, 1.0 s to find each other" in four
 
 
 def test_the_weights_of_the_last_mixture_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

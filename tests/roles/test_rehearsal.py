@@ -23,7 +23,7 @@ from dedloc_kit.learning.tasks.batches import run_on
 from dedloc_kit.organizer.prepare_tokens import prepare_tokens
 from dedloc_kit.roles.data_check import ROWS
 from dedloc_kit.roles.rehearsal import rehearse
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 from tests.learning.data.texts import FAULTS, ODD, all_that_goes_wrong
 from tests.learning.tasks.swav_run import run_of as swav_run
 from tests.learning.tasks.text_to_image_run import TINY, run_of, write_codes

@@ -17,7 +17,7 @@ def one(name: str, seed: int) -> None:
     for event in sim.trace:
         print("   ", *event)
     for process in sim.processes():
-        print(process.name, process.chain.rank, process.head.previous[:8], process.votes.as_voter(process.chain))
+        print(process.name, process.chain.rank, process.head.previous[:8], process.votes.as_voter(process.head))
 
 
 def many(name: str, first: int, count: int) -> None:

@@ -19,12 +19,14 @@ from dedloc_kit.swarm.consensus.events import (
     Event,
     Fetch,
     Finish,
+    Heard,
     PeerFailed,
     Persist,
     Received,
     Reduce,
     Send,
     Tick,
+    VoteLost,
 )
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Group, TooFew
@@ -39,6 +41,8 @@ from tests.simulation.world import Line
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
+ASKED = 20.0
+"""Seconds until a holder that was asked for an average is asked again."""
 WORK = 2.0
 """Seconds between additions to a peer's samples."""
 
@@ -56,6 +60,12 @@ class GivenAverage(NamedTuple):
 
 class Gone(NamedTuple):
     """This peer is not in this round."""
+
+    group: str
+
+
+class Alive(NamedTuple):
+    """A member's sign of life; data that is long on its way over a slow line would be one as well."""
 
     group: str
 
@@ -133,13 +143,14 @@ class Process:
         self.data: DataPlane | None = None
         self.pending: Commit | None = None
         self.wants: Fetch | None = None
+        self.asked: dict[tuple[str, str], float] = {}
         self.over: dict[str, Commit | None] = {}
         self.early: dict[str, list[tuple[str, Any]]] = {}
         self.alive = True
         now = self.world.clock(self.name)
         self.ready_at, self.asks_at = now, now + self.world.random.random()
         self.works_at = now + self.world.random.random()
-        self.began = now
+        self.began = self.lives_at = now
         self.watch = ElectorateWatch(simulation.reset_options, now)
         self.choice = BranchChoice(simulation.reset_options)
         self.signing: Reset | None = None
@@ -217,6 +228,7 @@ class Process:
         if self.participant is not None:
             self.over.setdefault(self.participant.group.id, None)
         self.participant = self.data = self.pending = self.wants = None
+        self.asked = {}
         self.ready_at = now
         self.watch.moved(now)
         links = {record.link for record in self.chain.records}
@@ -236,7 +248,7 @@ class Process:
         piece = self.contributions.freeze(self._new_digest())
         if piece is not None:
             self.offered[piece.hash] = piece
-        entry = self.contributions.entry(self.head, self.votes.as_voter(self.chain), self.orders.waiting)
+        entry = self.contributions.entry(self.head, self.votes.as_voter(self.head), self.orders.waiting)
         return entry.signed(self.signer)
 
     # Rounds
@@ -249,7 +261,8 @@ class Process:
     @property
     def deadline(self) -> float:
         round_deadline = self.participant.deadline if self.participant is not None else inf
-        return min(self.asks_at, self.works_at, self.choice.deadline, round_deadline)
+        lives_at = self.lives_at if self.participant is not None else inf
+        return min(self.asks_at, self.works_at, self.choice.deadline, round_deadline, lives_at)
 
     def invited(self, group: Group, now: float) -> None:
         if not self.idle or group.id in self.over or group.previous != self.head.previous:
@@ -258,12 +271,13 @@ class Process:
         vote = self.votes.vote(self.head)
         options = self.simulation.options
         try:
-            self.participant = self.simulation.participant(self.head, group, vote, options, self.signer, self.verifier)
+            machine = self.simulation.machines.get(self.name, self.simulation.participant)
+            self.participant = machine(self.head, group, vote, options, self.signer, self.verifier)
         except ValueError as error:
             self.simulation.watch.refused(self, str(error))
             self.over[group.id] = None
             return
-        self.data, self.began = DataPlane(group, self.name), now
+        self.data, self.began, self.lives_at = DataPlane(group, self.name), now, now + options.patience / 4
         self._busy = True
         self._do(self.participant.start(now), now)
         self._busy = False
@@ -324,8 +338,14 @@ class Process:
         self.wants = fetch
         if not self._have_wanted() and fetch.value.link not in self.averages:
             for holder in dict.fromkeys((*fetch.holders, fetch.epoch.decider)):
-                if holder != self.name:
-                    self._send(holder, AskAverage(fetch.value.link))
+                self._ask_average(holder, fetch.value.link)
+
+    def _ask_average(self, holder: str, link: str) -> None:
+        """A transfer that may be under way is not begun again."""
+        now = self.world.now
+        if holder != self.name and now >= self.asked.get((holder, link), -inf) + ASKED:
+            self.asked[holder, link] = now
+            self._send(holder, AskAverage(link))
 
     def _have_wanted(self) -> bool:
         """Tell the participant of an average that it has asked for."""
@@ -353,9 +373,16 @@ class Process:
     def _abort(self, reason: str, now: float) -> None:
         assert self.participant is not None
         self.simulation.note("aborts", self.name, reason)
-        self.over[self.participant.group.id] = None
+        group = self.participant.group
+        self.over[group.id] = None
         self.participant = self.data = self.wants = None
+        self._tell_members(group, Gone(group.id))
         self.ready_at = now + self.world.random.uniform(0.2, 2)
+
+    def _tell_members(self, group: Group, message: Any) -> None:
+        for member in group.peers:
+            if member != self.name:
+                self._send(member, message)
 
     def _take_pending(self, now: float) -> None:
         commit = self.pending
@@ -398,6 +425,8 @@ class Process:
                 self._write(each)
             else:
                 self._send(each.to, each.message)
+        if full:
+            self._post(VoteLost())
 
     # Messages
 
@@ -457,11 +486,15 @@ class Process:
                 events = self.data.take_share(message)
             elif isinstance(message, Gone):
                 events = [PeerFailed(source, "is not in this round")]
+            elif isinstance(message, Alive):
+                events = []
             else:
                 events = [Received(source, message)]
-            self._post(*events)
+            self._post(Heard(source), *events)
         elif message.group in self.over:
             self._of_round_over(source, message, now)
+        elif isinstance(message, Alive) and self.participant is None:
+            pass  # it is not invited yet
         elif isinstance(message, Share) or self.participant is None:
             self.early.setdefault(message.group, []).append((source, message))
         elif not isinstance(message, Gone):
@@ -501,9 +534,7 @@ class Process:
 
     def position(self) -> Position:
         head = self.head
-        return Position(
-            head.term, head.step, head.previous, self.contributions.samples, self.votes.as_voter(self.chain)
-        )
+        return Position(head.term, head.step, head.previous, self.contributions.samples, self.votes.as_voter(self.head))
 
     def _where(self, source: str, theirs: Position, now: float) -> None:
         self.watch.heard(source, theirs, now)
@@ -512,7 +543,7 @@ class Process:
             self._tell_known(source, theirs.head)
         elif mine < other:
             self._send(source, Where(self.position()))
-        elif theirs.head != self.head.previous:
+        elif theirs.head != self.head.previous and not self.simulation.watch.forks:
             self.simulation.watch.violation(
                 f"fork: two heads of one rank, step {theirs.step}: {self.name} and {source}"
             )
@@ -530,6 +561,9 @@ class Process:
             return
         if self.participant is not None and now >= self.participant.deadline:
             self._post(Tick())
+        if self.participant is not None and now >= self.lives_at:
+            self.lives_at = now + self.participant.options.patience / 4
+            self._tell_members(self.participant.group, Alive(self.participant.group.id))
         if now >= self.works_at:
             self.works_at = now + WORK
             if self.peer.speed and not self.votes.left:
@@ -550,16 +584,15 @@ class Process:
             asked.add(self.simulation.coordinator)
         for other in sorted(asked):
             self._send(other, Where(self.position()))
-        for write in self.votes.retry(self.chain):
+        for write in self.votes.retry(self.head):
             self._write(write)
         if self.pending is not None:
             for holder in self.pending.holders:
-                if holder != self.name:
-                    self._send(holder, AskAverage(self.pending.link))
+                self._ask_average(holder, self.pending.link)
 
     def leave(self, now: float) -> None:
         """Say goodbye, and vote no more."""
-        can_say = self.votes.may_vote(self.chain)
+        can_say = self.votes.may_vote(self.head)
         self.votes.leave()
         if self.participant is not None:
             self.over.setdefault(self.participant.group.id, None)
@@ -571,7 +604,7 @@ class Process:
     # The coordinator
 
     def _watch_electorate(self, now: float) -> None:
-        me = self.votes.as_voter(self.chain)
+        me = self.votes.as_voter(self.head)
         if self.watch.tick(self.chain, me, self.participant, now) and self.signing is None and self.policy.resets:
             self.sign(Branch(self.head.previous, ()), self.watch.voters(self.chain, now), now)
 

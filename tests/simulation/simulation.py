@@ -50,6 +50,9 @@ class Simulation:
     """
     :ivar overlap: how often two overlapping groups form in place of one
     :ivar stale: how often a group begins with an epoch number from old records
+    :ivar zeros: steady clocks begin anywhere, and jump as a machine starts again
+    :ivar machines: of those who run another one than the others, by peer
+    :ivar groups: by id
     :ivar trace: (virtual seconds, what happened)
     :ivar name: for the line that reproduces a failure
     """
@@ -61,11 +64,14 @@ class Simulation:
         self.watch = Watch(self)
         self.options, self.reset_options = Options(minimum=minimum), ResetOptions(minimum=minimum)
         self.participant: type[Participant] = Participant
+        self.machines: dict[str, type[Participant]] = {}
         self.organizer, self.verifier = SimulatedSigner(seed, "organizer"), SimulatedVerifier(seed)
         self.peers: dict[str, Peer] = {}
         self.coordinator = "p0"
+        self.groups: dict[str, Group] = {}
         self.trace: list[tuple[Any, ...]] = []
         self.overlap = self.stale = 0.0
+        self.zeros = False
         self.liars: dict[str, Lie] = {}
         self.on_reset: list[Hook] = []
         self._orders = 0
@@ -106,6 +112,8 @@ class Simulation:
 
     def _start(self, peer: Peer, lag: int) -> None:
         peer.starts += 1
+        if self.zeros:
+            self.world.zero[peer.name] = self.random.uniform(-1e6, 1e6)
         peer.process = Process(self, peer, lag)
         if peer.starts > 1:
             peer.process.ready_at += 1
@@ -145,9 +153,9 @@ class Simulation:
         self.note("returns", peer.name, "remembering" if remembering else "new", lag)
         self._start(peer, lag)
 
-    def pause(self, peer: Peer, seconds: float) -> None:
+    def pause(self, peer: Peer, seconds: float, clock_stops: bool = False) -> None:
         self.note("stands still", peer.name, seconds)
-        self.world.freeze(peer.name, seconds)
+        self.world.freeze(peer.name, seconds, clock_stops)
 
     def cut(self, one: Iterable[str], other: Iterable[str], seconds: float = inf, both: bool = True) -> None:
         """Nothing goes from one side to the other."""
@@ -254,6 +262,7 @@ class Simulation:
             reducers=tuple(self.random.sample(able, len(able))),
             first=first,
         )
+        self.groups[group.id] = group
         for process in members:
             self.world.after(self.random.uniform(0.01, 0.1), self.world.call, process.name, "invited", group)
 
@@ -278,6 +287,7 @@ class Simulation:
             self.add()
         since = world.now
         self._healed_at = since
+        within = max(within, 60 + max(process.watch.lost_after for process in self.processes()))
         world.run(since + within + 60, stop=self._looker(since))
         return self.check(since, within)
 

@@ -1,6 +1,7 @@
 """Stories of failures, each told anew by every seed. A story sets a simulation up and returns when all is mended."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,10 @@ from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Promised, P
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import Reset
 from tests.simulation.data_plane import Parts
+from tests.simulation.liars import IgnoresVotes
 from tests.simulation.peer import Peer, Process
 from tests.simulation.simulation import Policy, Simulation, Violation
+from tests.simulation.world import Line
 
 Story = Callable[[Simulation], float]
 VOTES = (Promised, Proposal, Acceptance, Decided)
@@ -314,6 +317,66 @@ def crash_at_votes(sim: Simulation, remembering: float) -> float:
     return 80
 
 
+def lonely_decider(sim: Simulation) -> float:
+    """Again and again a decider is cut off with the first to hear what was decided; the others go on, if they can."""
+    swarm(sim, sim.random.randint(4, 6), speed=2)
+    cut_deciders(sim)
+    return 90
+
+
+def unwritten_votes(sim: Simulation) -> float:
+    """Disks are full as members vote; if that decides, all but two start again, with what is on their disks."""
+    peers = swarm(sim, sim.random.randint(4, 6), speed=2)
+    left = [random_wait(sim)]
+    full: list[Peer] = []
+
+    def look(source: str, target: str, message: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0 and isinstance(message, Proposal):
+            full[:] = [peer for peer in peers if peer.name != source]
+            for peer in full:
+                sim.fill_disk(peer)
+                sim.world.after(5, sim.fill_disk, peer, False)
+            left[0] = random_wait(sim)
+        elif full and isinstance(message, Decided):
+            sim.split([source, target], 40)
+            for peer in (each for each in full if each.name != target):
+                sim.fill_disk(peer, False)
+                sim.crash(peer)
+                sim.world.after(1, sim.restart, peer)
+            full.clear()
+        sim.world.triggers[sim.world.delivered + 1] = look
+
+    sim.world.triggers[1] = look
+    return 90
+
+
+def lying_decider(sim: Simulation) -> float:
+    """The same, and one of the others proposes something else then."""
+    peers = swarm(sim, sim.random.randint(4, 6), speed=2)
+    for liar in sim.random.sample(peers, 2):
+        sim.machines[liar.name], sim.liars[liar.name] = IgnoresVotes, lambda to, message: message
+    cut_deciders(sim)
+    return 90
+
+
+def cut_deciders(sim: Simulation) -> None:
+    random, left = sim.random, [random_wait(sim)]
+
+    def look(source: str, target: str, message: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0 and isinstance(message, Decided):
+            sim.split([source, target], random.choice([6, 20, 40]))
+            left[0] = random_wait(sim)
+        sim.world.triggers[sim.world.delivered + 1] = look
+
+    sim.world.triggers[1] = look
+
+
+def random_wait(sim: Simulation) -> int:
+    return sim.random.randint(20, 60 * len(sim.peers))
+
+
 def same_term(sim: Simulation) -> float:
     """The coordinator signs a reset that only some hear, loses its disk, and signs another with what it can know."""
     random, world = sim.random, sim.world
@@ -401,7 +464,7 @@ def headless(sim: Simulation) -> float:
             return
         newest = max(living, key=lambda process: process.chain.rank)
         head = newest.head
-        quorum = head.electorate.enough(p.votes.as_voter(p.chain) for p in living)
+        quorum = head.electorate.enough(p.votes.as_voter(p.head) for p in living)
         moved = world.now - max(sim.watch.first.values(), default=0) < 45
         if quorum != moved and newest.chain.records:
             sim.watch.violation("stops though a quorum lives" if quorum else "goes on without a quorum")
@@ -422,6 +485,78 @@ def lossy(sim: Simulation) -> float:
     for _ in range(random.randint(0, 3)):
         later(sim, random.randint(1, 300), lambda: suspect(sim, random.choice(peers)))
     return 90
+
+
+def clocks(sim: Simulation) -> float:
+    """Steady clocks begin anywhere, run unequally, and stop while a machine sleeps; machines start again."""
+    random = sim.random
+    sim.zeros = True
+    peers = swarm(sim, random.randint(2, 6))
+    for peer in peers:
+        sim.skew(peer, random.choice([1, 0.95, 1.05]))
+    for _ in range(random.randint(1, 4)):
+        victim, seconds = random.choice(peers), random.choice([1, 12, 30, 70])
+
+        def hit(victim: Peer = victim, seconds: float = seconds) -> None:
+            if random.random() < 0.7:
+                sim.pause(victim, seconds, clock_stops=random.random() < 0.7)
+            else:
+                sim.crash(victim)
+                sim.world.after(seconds / 4, sim.restart, victim, random.random() < 0.7, random.randint(0, 2))
+
+        later(sim, random.randint(10, 80 * len(peers)), hit)
+    return 110
+
+
+def slow_lines(sim: Simulation) -> float:
+    """Lines differ a hundredfold: parts of some need three times the patience; members die, some silently."""
+    random = sim.random
+    sim.options = replace(sim.options, patience=2.0, limit=120.0)
+    sim.world.broken = random.choice([0.8, 0.0])
+    sim.add("coordinator")
+    for _ in range(random.randint(3, 7)):
+        slow = random.choice([1, 1, 10, 100])
+        line = Line(12.5e6 / slow, 12.5e6 / slow, random.choice([0.01, 0.2]))
+        sim.add("volunteer", line, firewalled=slow == 100)
+    for _ in range(random.randint(0, 2)):
+        later(sim, random.randint(20, 80 * len(sim.peers)), lambda: sim.crash(random.choice(sim.volunteers())))
+    return 150
+
+
+def hidden(sim: Simulation) -> float:
+    """Two in five are behind firewalls; members die, leave and come back."""
+    random = sim.random
+    size = random.randint(4, 11)
+    peers = [sim.add("coordinator"), *(sim.add(firewalled=place % 5 < 2) for place in range(size))]
+    for _ in range(random.randint(1, 4)):
+        later(sim, random.randint(20, 60 * size), partial(FAULTS[random.choice(["restart", "leave", "kill"])], sim,
+                                                          random.choice(peers)))  # fmt: skip
+    return 60
+
+
+def disk_at_vote(sim: Simulation) -> float:
+    """Disks are full at the moment of a vote, and some machines start again then."""
+    random, world = sim.random, sim.world
+    peers = swarm(sim, random.randint(2, 5))
+    left, times = [random.randint(10, 60 * len(peers))], [random.randint(1, 3)]
+
+    def look(source: str, target: str, message: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0 and isinstance(message, VOTES):
+            times[0] -= 1
+            for peer in random.sample(peers, random.randint(1, len(peers))):
+                sim.fill_disk(peer)
+                world.after(random.choice([0.1, 5, 30]), sim.fill_disk, peer, False)
+                if random.random() < 0.3:
+                    world.after(random.choice([0.05, 1]), sim.crash, peer)
+                    world.after(random.choice([2, 10]), sim.restart, peer, True, random.randint(0, 2))
+            left[0] = random.randint(20, 200)
+            if times[0] <= 0:
+                return
+        world.triggers[world.delivered + 1] = look
+
+    world.triggers[1] = look
+    return 80
 
 
 def anything(sim: Simulation) -> float:
@@ -506,12 +641,19 @@ STORIES: dict[str, Story] = {
             firewalls,
             leavers,
             lossy,
+            clocks,
+            slow_lines,
+            hidden,
+            disk_at_vote,
+            lonely_decider,
+            unwritten_votes,
+            lying_decider,
         ),
         *(anything, only_volunteer_gone, crash_at_reset, two_resets, beside_commit, sleeper, lost_file, same_term),
         *(headless, churn, partitioned, coordinator_away, minority, alone_after),
     )
 }
-ROUNDS = tuple(STORIES)[:11]
+ROUNDS = tuple(STORIES)[:18]
 """Stories of about a minute, in which terms hardly change."""
 
 

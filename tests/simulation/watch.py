@@ -20,11 +20,14 @@ class Watch:
     """Sees every record that a peer takes.
 
     :ivar first: when the first peer took a commit, by link
+    :ivar forks: there may be some for a while: voters have lied
+    :ivar sums_matter: an average is that of those who count; not if a reducer lies
     """
 
     def __init__(self, simulation: "Simulation") -> None:
         self._simulation = simulation
         self.first: dict[str, float] = {}
+        self.sums_matter, self.forks = True, False
         self.made: Counter[int] = Counter()
         self.resets: list[tuple[float, Reset]] = []
         self.rounds_refused: Counter[str] = Counter()
@@ -49,18 +52,20 @@ class Watch:
     def _commit(self, process: "Process", commit: Commit) -> None:
         step, name = commit.value.step, process.name
         term = process.chain.at(commit.link).term
-        if self._steps.setdefault((term, step), commit.link) != commit.link:
+        if self._steps.setdefault((term, step), commit.link) != commit.link and not self.forks:
             self.violation(f"fork: two averages in one term, step {step}, at {name}")
-        if self._next.setdefault(commit.previous, commit.link) != commit.link:
+        if self._next.setdefault(commit.previous, commit.link) != commit.link and not self.forks:
             self.violation(f"fork: two averages after one link, step {step}, at {name}")
         if commit.link in self.first:
             return
         self.first[commit.link] = self._simulation.world.now
         self.made[step] += 1
-        if process.averages[commit.link] != add(*map(gradient, commit.value.counted)):
+        if self.sums_matter and process.averages[commit.link] != add(*map(gradient, commit.value.counted)):
             self.violation(f"half an average: step {step} at {name}")
         if commit.value.samples < self._simulation.options.minimum:
             self.violation("a step with too few samples")
+        if commit.value.weights != self._simulation.options.weigh(commit.value.counted):
+            self.violation("weights that are not the run's")
 
     def refused(self, process: "Process", reason: str) -> None:
         self.rounds_refused[reason] += 1

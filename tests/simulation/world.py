@@ -1,6 +1,7 @@
 """Virtual time, and peers joined by lines with delay and rate: a pure function of a seed.
 
-`now` and `deadline` of a process are of its own clock, which may run fast or slow.
+`now` and `deadline` of a process are of its own steady clock. It may run fast or slow, begins at another zero with each
+start of its machine, and need not run while the machine sleeps.
 """
 
 import heapq
@@ -50,6 +51,7 @@ class World:
         self.lines: dict[str, Line] = defaultdict(Line)
         self.cuts: set[Pair] = set()
         self.drift: dict[str, float] = defaultdict(lambda: 1.0)
+        self.zero: dict[str, float] = defaultdict(float)
         self.duplicates, self.broken = 0.0, 0.8
         self.delivered = 0
         self.triggers: dict[int, Callable[[str, str, Any], object]] = {}
@@ -64,6 +66,7 @@ class World:
         self._backlog: dict[str, list[tuple[str, tuple[Any, ...]]]] = defaultdict(list)
         self._ticks: dict[str, float] = {}
         self._met: dict[str, set[str]] = defaultdict(set)
+        self._held: dict[Pair, list[Any]] = {}
 
     # Time
 
@@ -84,10 +87,10 @@ class World:
             self.now = until
 
     def clock(self, name: str) -> float:
-        return self.now * self.drift[name]
+        return self.now * self.drift[name] - self.zero[name]
 
     def schedule_tick(self, name: str) -> None:
-        due = self.processes[name].deadline / self.drift[name] + 1e-6
+        due = (self.processes[name].deadline + self.zero[name]) / self.drift[name] + 1e-6
         if due < self._ticks.get(name, inf):
             self._ticks[name] = max(due, self.now)
             self.at(due, self._tick, name, self._ticks[name])
@@ -122,10 +125,10 @@ class World:
         self.sent[type(message).__name__] += 1
         self._met[source].add(target)
         self._met[target].add(source)
-        if (source, target) in self.cuts:
-            self.after(self.silence, self._suspect, source, target)
-            return
         pair = (source, target)
+        if pair in self.cuts:
+            self._hold(pair, message)
+            return
         if pair not in self._delays:
             both = self.lines[source].delay + self.lines[target].delay
             self._delays[pair] = both * self.random.uniform(0.5, 2)
@@ -134,8 +137,8 @@ class World:
         self._busy[up] = begins + size / self.lines[source].up
         first_byte = begins + self._delays[pair] * (0.8 + 0.6 * self.random.random())
         rate = min(self.lines[source].up, self.lines[target].down)
-        arrives = max(first_byte, self._busy[down]) + size / rate
-        self._busy[down] = arrives
+        self._busy[down] = max(first_byte, self._busy[down]) + size / self.lines[target].down
+        arrives = max(first_byte + size / rate, self._busy[down])
         arrives = self._last[pair, bulk] = max(arrives, self._last[pair, bulk])
         self.at(arrives, self._arrive, source, target, message)
         if self.duplicates and self.random.random() < self.duplicates:
@@ -143,7 +146,7 @@ class World:
 
     def _arrive(self, source: str, target: str, message: Any) -> None:
         if (source, target) in self.cuts:
-            self.after(self.silence, self._suspect, source, target)
+            self._hold((source, target), message)
         elif target in self._dead:
             self.after(0.02, self.call, source, "failed", target, "refused")
         else:
@@ -151,6 +154,19 @@ class World:
             if self.delivered in self.triggers:
                 self.triggers.pop(self.delivered)(source, target, message)
             self.call(target, "receive", source, message)
+
+    def _hold(self, pair: Pair, message: Any) -> None:
+        """A stream loses nothing: it delivers late, or breaks off at both ends."""
+        held = self._held.setdefault(pair, [])
+        if not held:
+            self.after(self.silence, self._break, pair, held)
+        held.append(message)
+
+    def _break(self, pair: Pair, held: list[Any]) -> None:
+        if self._held.get(pair) is held:
+            del self._held[pair]
+            for one, other in (pair, pair[::-1]):
+                self.call(one, "failed", other, "broke off")
 
     # Faults
 
@@ -170,15 +186,17 @@ class World:
         self.processes[name] = process
         self.call(name, "tick")
 
-    def freeze(self, name: str, seconds: float) -> None:
-        """It stands still, and goes on as if nothing had been."""
+    def freeze(self, name: str, seconds: float, clock_stops: bool = False) -> None:
+        """It stands still, and goes on as if nothing had been; its steady clock may have stopped too."""
         if name not in self._dead and name not in self._frozen:
-            self._frozen[name] = self.now + seconds
+            self._frozen[name] = self.now if clock_stops else inf
             self.after(seconds, self.thaw, name)
             self.after(self.silence, self._suspect_everywhere, name)
 
     def thaw(self, name: str) -> None:
-        if self._frozen.pop(name, None) is not None:
+        if (stopped := self._frozen.pop(name, None)) is not None:
+            self.zero[name] += max(0.0, self.now - stopped) * self.drift[name]
+            self._ticks.pop(name, None)
             for method, args in self._backlog.pop(name, ()):
                 self.call(name, method, *args)
             self.call(name, "tick")
@@ -193,7 +211,11 @@ class World:
             self.after(seconds, self.heal, pairs)
 
     def heal(self, pairs: set[Pair] | None = None) -> None:
-        self.cuts -= set(self.cuts) if pairs is None else pairs
+        healed = set(self.cuts) if pairs is None else pairs
+        self.cuts -= healed
+        for pair in sorted(healed & self._held.keys()):
+            for message in self._held.pop(pair):
+                self.after(self._delays.get(pair, 0.02), self._arrive, *pair, message)
 
     def _suspect(self, name: str, other: str) -> None:
         if other in self._dead or other in self._frozen or not self.reachable(name, other):

@@ -33,15 +33,19 @@ def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Pe
     }
     for step, event in enumerate(coordinator.steps):
         optimizer.zero_grad()
-        total = sum(event.contributions.values())
+        labels = 0.0
         for peer, samples in event.contributions.items():
             taken = 0
             while taken < samples:
                 batch = next(batches[peer])
                 taken += samples_in(batch)
-                loss = task.loss(model, task.prepare(batch), step).mean * (samples_in(batch) / total)
-                loss.backward()
+                loss = task.loss(model, task.prepare(batch), step)
+                loss.total.backward()
+                labels += float(loss.weight)
             assert taken == samples
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(labels)
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)

@@ -25,6 +25,10 @@ ALIGNED = 64
 """Bytes; what begins elsewhere is computed more slowly, and may be rounded otherwise."""
 CHUNK = 2**17
 """Values that travel in one message at most: small enough to overlap sending, adding up and encoding."""
+GRID_CHUNKS, SMALL_CHUNK = 320, 2**15
+"""Chunks of a large model, so that 64 reducers get even shares; values of one at least, for each costs some time."""
+FEW_CHUNKS, SMALLEST_CHUNK = 16, 2**12
+"""The same of a model so small that these are fewer chunks than members."""
 
 
 class Scratch(threading.local):
@@ -90,6 +94,14 @@ class FlatLayout:
         if ends[-1] != self.size:
             raise ValueError(f"the shares are {ends[-1]} values, the vector has {self.size}")
         return [list(self.pieces(end - share, end, CHUNK)) for share, end in zip(shares, ends, strict=True)]
+
+    def grid(self) -> tuple[tuple[int, int], ...]:
+        """The flat vector in chunks (begin, end), which depend on nothing else: what was encoded for one group of peers
+        is of use for another."""
+        length = max(SMALL_CHUNK, -(-self.size // GRID_CHUNKS))
+        if self.size < FEW_CHUNKS * SMALL_CHUNK:
+            length = max(SMALLEST_CHUNK, -(-self.size // FEW_CHUNKS))
+        return tuple(self.pieces(0, self.size, min(CHUNK, -(-length // 256) * 256)))
 
     def pieces(self, begin: int, end: int, length: int) -> Iterator[tuple[int, int]]:
         """These values in pieces of this length at most; none has values of both large and small tensors."""

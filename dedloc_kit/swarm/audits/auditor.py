@@ -21,8 +21,9 @@ from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.residuals import MAX_AUTHORS, Residuals
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.network.service import NoAnswer
+from dedloc_kit.swarm.trust.labels import Brought, gradient_weights
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.weight import claims_in
+from dedloc_kit.swarm.trust.weight import claims_in, weight_of
 
 ALARM_STEPS = 50
 """For so many steps after a conviction more is checked."""
@@ -172,7 +173,8 @@ class Auditor:
                 parts = list(shown)
         except (NoAnswer, ValueError):
             return  # whoever does not show its part is found by other audits
-        right = averaged_again(parts, [weights[peer] for peer in counted], self._trust)
+        brought = [Brought(each.samples, weight_of(each), weights[peer]) for peer, each in counted.items()]
+        right = averaged_again(parts, gradient_weights(brought), self._trust)
         with self._lock:
             wrong = self._note_average(reducers[number], is_far_off(made, right))
         if wrong:

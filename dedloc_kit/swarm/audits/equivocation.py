@@ -1,8 +1,8 @@
-"""Who introduces itself to one round in two ways is convicted by its own two signatures.
+"""A member that signs two different entries for one round is convicted by its own two signatures.
 
-Its reducers tell the leader different hashes, and the roll leaves it out: so it can cost round after round its samples,
-and nobody in the round sees both introductions. So each member hands what it got from those who are not on the roll as
-it knows them to the organizer, who compares. Nobody's word counts: an introduction is signed, and names its round.
+Reducers that got another entry than the group has do not count its author: so it can cost round after round its
+samples, and nobody needs to see both entries. Each member hands both to the organizer, where they differ from what it
+got, and the organizer compares. Nobody's word counts: an entry is signed, and its pledge names the round.
 """
 
 import asyncio
@@ -11,31 +11,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from dedloc_kit.access.rate_limit import PerMinute
 from dedloc_kit.records.record import Record
+from dedloc_kit.swarm.allreduce.wire import ENTRY_BYTES
 from dedloc_kit.swarm.audits.verdicts import Verdict
-from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, opened
+from dedloc_kit.swarm.consensus.records import Entry
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService, Stream, encode
+from dedloc_kit.swarm.p2p.adapters import KeyVerifier
 from dedloc_kit.swarm.trust.pledge import Pledged
 
 HANDED_IN = 4
-"""Authors in one round of whom a member hands in introductions."""
+"""Authors in one round whose entries a member hands in."""
 PER_MINUTE, IN_ALL = 12, 1024
 """So many of each member, and of all together, are taken in a minute."""
 MAX_KEPT = 2048
-"""Introductions: at least those of a minute."""
+"""Entries: at least those of a minute."""
 MAX_WAITING = 16
 SECONDS = 30.0
-_MAX_BYTES = 2 * MAX_RECORD_BYTES + 256
+_MAX_BYTES = 2 * ENTRY_BYTES + 256
 
 
 class Introduced(Record):
-    """Introductions as their authors signed them: what a member hands in of one author, or what convicts it."""
+    """Signed entries: what a member hands in of one author, or what convicts it."""
 
     signed: Annotated[
-        tuple[Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)], ...],
+        tuple[Annotated[bytes, Field(max_length=ENTRY_BYTES)], ...],
         Field(min_length=1, max_length=2, strict=False),
     ]
 
@@ -46,7 +48,7 @@ class Noted(Record):
 
 @dataclass(frozen=True)
 class Equivocation:
-    """Two introductions of one author to one round."""
+    """Two entries of one author in one round."""
 
     author: str
     step: int
@@ -55,8 +57,16 @@ class Equivocation:
     @property
     def verdict(self) -> Verdict:
         why = f"it introduced itself to one round in two ways (global step {self.step})"
-        pledges = (opened(Pledged, each)[1] for each in self.signed)
+        pledges = (_pledged(Entry.from_bytes(each)) for each in self.signed)
         return Verdict(self.author, why, (Introduced(signed=self.signed), *pledges))
+
+
+def _pledged(entry: Entry) -> Pledged:
+    """What its author pledges; raises ValueError."""
+    try:
+        return Pledged.model_validate_json(entry.about)
+    except ValidationError as error:
+        raise ValueError(f"no pledge ({error.errors()[0]['msg']})") from None
 
 
 class EquivocationService(RecordService[Introduced, Noted]):
@@ -72,7 +82,7 @@ class EquivocationService(RecordService[Introduced, Noted]):
         self._endpoint, self._me, self._organizer = endpoint, me, organizer
         self._limit = PerMinute(PER_MINUTE, IN_ALL)
         self._kept: dict[tuple[str, str, int], bytes] = {}
-        """The first introduction of each author to each round, by that and its global step."""
+        """The first entry of each author in each round, by that and its global step."""
         self._found: asyncio.Queue[Equivocation] = asyncio.Queue(MAX_WAITING)
         self._handing = set[asyncio.Task[None]]()  # asyncio's own references are weak
 
@@ -91,21 +101,25 @@ class EquivocationService(RecordService[Introduced, Noted]):
         return Noted()
 
     def _take(self, signed: bytes) -> None:
-        """Raises ValueError for what no reducer of this run takes. Honest members sign one for each round (`pledges`),
-        and there is one spelling of it: any other is another one, though it says the same."""
-        author, pledged = opened(Pledged, signed)
+        """Raises ValueError for what no reducer of this run takes. Honest members sign one for each round (`pledges`).
+
+        Only what is signed is compared: anybody can spell another peer's signature in several ways.
+        """
+        entry = Entry.from_bytes(signed)
+        entry.verify(KeyVerifier())
+        author, pledged = entry.peer, _pledged(entry)
         if pledged.run_id != self._endpoint.run_id or not pledged.fits(pledged.group) or author == self._organizer:
             raise ValueError("no introduction")
         first = self._kept.setdefault((author, pledged.group, pledged.step), signed)
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
-        if first != signed and not self._found.full():
+        if Entry.from_bytes(first).digest != entry.digest and not self._found.full():
             self._found.put_nowait(Equivocation(author, pledged.step, (first, signed)))
 
     # Called by the averaging
 
     def hand_in(self, introduced: Sequence[tuple[bytes, ...]]) -> None:
-        """Introductions that are not those on a roll, by author; does not wait."""
+        """Entries of one author each that differ; does not wait."""
         task = asyncio.create_task(self._hand_in([Introduced(signed=signed) for signed in introduced]))
         self._handing.add(task)
         task.add_done_callback(self._handing.discard)

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.records.steps import Contribution
-from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start

@@ -6,6 +6,7 @@ from typing import Literal
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.steps import Absence, Carried, Contribution
+from dedloc_kit.swarm.consensus.records import Commit
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,14 @@ class RoundResult:
 
     outcome: Literal["complete", "refused", "failed"]
     """`refused`: too few are left to take a global step, so nothing was averaged; all members see the same."""
-    id: str = ""
+    commit: Commit | None = None
+    """What was decided. A round that failed here may have been decided all the same."""
     contributions: dict[str, Contribution] = field(default_factory=dict)
-    """Of every member that counts, by peer id; signatures are checked."""
-    signed: tuple[bytes, ...] = ()
-    """The same as their authors signed them."""
+    """Of every member that counts, by peer id; of a refused round of every member that came."""
+    weights: dict[str, int] = field(default_factory=dict)
+    """How many samples of each count."""
+    offered: str = ""
+    """The name of the gradients that this peer brought; empty if it brought none."""
     detail: str = ""
     culprits: frozenset[str] = frozenset()
     """Peers that fell silent, broke off or sent nonsense, whether the round went on without them or not."""
@@ -36,3 +40,8 @@ class RoundResult:
     upload_rate: float | None = None
     """Bytes per second at which this peer's gradients came to the reducers; of a follower, its averages to the
     members."""
+
+    @property
+    def link(self) -> str:
+        """Of the step; empty if none was decided."""
+        return "" if self.commit is None else self.commit.link

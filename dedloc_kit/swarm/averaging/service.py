@@ -1,4 +1,4 @@
-"""The network's side of averaging: finds the group of a round and runs its all-reduce, in a process of its own.
+"""The network's side of averaging: finds the group of a round and runs it, in a process of its own.
 
 A round has two halves, so that nobody waits for the slow one: the group gathers while the batch still fills up, and
 begins when its members say so. Everyone ends with the same bits, or nobody uses the result.
@@ -10,43 +10,46 @@ import gc
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
-from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.flat import SharedVector, untouched_zeros, zeros_on_disk
 from dedloc_kit.records.record import Digest, Record
-from dedloc_kit.records.steps import Contribution
+from dedloc_kit.records.steps import Carried, Contribution
+from dedloc_kit.swarm.allreduce import wire
+from dedloc_kit.swarm.allreduce.agreement import GroupRefused, Setting
+from dedloc_kit.swarm.allreduce.carried import carried
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.reduction.keeping import Holding, OnDisk, in_memory
+from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
+from dedloc_kit.swarm.allreduce.round import Round
+from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
-from dedloc_kit.swarm.averaging.agreement.handshake import GroupRefused, Handshake, Introductions
-from dedloc_kit.swarm.averaging.agreement.roll import Votes
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest
-from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping, Rows
-from dedloc_kit.swarm.averaging.matchmaking.row_meeting import Matchmaking
-from dedloc_kit.swarm.averaging.matchmaking.search import NoGroup
+from dedloc_kit.swarm.averaging.entries import EntryReader, new_entry, piece_of
+from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Member, stands
+from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping, OneGroup
+from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
-from dedloc_kit.swarm.averaging.reduction.keeping import Holding, OnDisk, in_memory
-from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.reduction.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.streams.messages import gave_up
-from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.branch import Branch
+from dedloc_kit.swarm.consensus.messages import Options
+from dedloc_kit.swarm.consensus.records import Entry
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.transfer.donor import Donor
-from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
-from dedloc_kit.swarm.trust.standing import check_standing
+from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.weight import weighing
 
 AVERAGED_ROUNDS = 2
@@ -63,7 +66,6 @@ class Start:
     """Begin the all-reduce as soon as the group stands."""
 
     mine: Contribution
-    """Of this peer; it is signed when the plan of the round stands."""
     patience: Patience
     limit: float
     """Seconds for the whole all-reduce."""
@@ -83,8 +85,8 @@ class Found:
 class Averaged(NamedTuple):
     """What came of a round, for who checks its reducers."""
 
-    owners: tuple[str, ...]
-    """The reducer of each chunk; nobody where there were rows."""
+    makers: tuple[str, ...]
+    """The reducer of each chunk; nobody where that is not known."""
     chunks: tuple[tuple[int, int], ...]
     messages: tuple[bytes, ...]
     """Their averages, as encoded."""
@@ -97,7 +99,7 @@ class Rules:
 
     grouping: Grouping
     make_reducer: MakeReducer = MeanReducer
-    all_reduce: type[AllReduce] = AllReduce
+    round: type[Round] = Round
     pledges: Pledges | None = None
     """This peer's, where members are checked."""
     equivocation: EquivocationService | None = None
@@ -109,18 +111,21 @@ class Rules:
 def rules_of(run: RunConfig) -> Rules:
     """The usual ones. In a stage the drivers say what a batch holds, which is less, or nothing, if one has died."""
     least = run.global_batch if run.stage is None else 0
-    return Rules(Rows(least, weighing(run)), reducer_of(run.trust))
+    return Rules(OneGroup(least, weighing(run)), reducer_of(run.trust))
 
 
 class Opening(Record):
     """The first message of a member to a reducer."""
 
     group: Digest
-    introduction: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
+    introduction: Annotated[bytes, Field(max_length=wire.ENTRY_BYTES)]
     """Nothing where the member turns away: in a stage the others cannot go on without it, and need not wait for it."""
 
 
-class _Round:
+_MAX_OPENING_BYTES = wire.ENTRY_BYTES + 256
+
+
+class _Pending:
     """A round of this peer, from the search for its group on."""
 
     def __init__(self, request: GroupRequest) -> None:
@@ -133,7 +138,7 @@ class _Round:
         self.called: asyncio.Future[None] = loop.create_future()
         """Done when a member has begun, who so thinks that the batch is full."""
         self.start: asyncio.Future[Start] = loop.create_future()
-        self.runner: asyncio.Future[AllReduce] = loop.create_future()
+        self.round: asyncio.Future[Round] = loop.create_future()
 
     def call_off(self) -> None:
         """Leave the group, unless this peer has begun."""
@@ -141,7 +146,7 @@ class _Round:
             self.task.cancel()
 
     def end(self) -> None:
-        for future in (self.found, self.called, self.runner):
+        for future in (self.found, self.called, self.round):
             let_go(future)
 
 
@@ -150,7 +155,7 @@ class AveragingService(Service):
     average, unless this peer only lends its line.
 
     :param donor: keeps the averages for those who miss them, and lets the all-reduce have the line
-    :param organizer: the coordinator's id: where half of a group is gone, its half takes the step
+    :param branch: where this peer is, and its vote
     """
 
     name = "allreduce"
@@ -158,23 +163,24 @@ class AveragingService(Service):
     def __init__(
         self,
         endpoint: Endpoint,
-        groups: Matchmaking,
+        groups: GroupService,
         signer: Signer,
         run: RunConfig,
         vector: SharedVector,
         donor: Donor,
         rules: Rules,
-        organizer: str,
+        branch: Branch,
     ) -> None:
-        self._endpoint, self._groups, self._signer, self._run = endpoint, groups, signer, run
-        self._vector, self._donor, self._rules, self._organizer = vector, donor, rules, organizer
+        self._endpoint, self._groups, self._me, self._run = endpoint, groups, signer.peer, run
+        self._vector, self._donor, self._rules, self._branch = vector, donor, rules, branch
+        self._reader = EntryReader(run, branch.organizer, signer, rules.grouping.weigh)
         size = vector.layout.size
         lost = untouched_zeros if rules.lent is None else partial(zeros_on_disk, rules.lent)
         self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size, lost))
         # Kept from round to round: memory that is new each time costs more than the arithmetic.
         self._average = torch.empty(size) if rules.lent is None else None
-        self._rounds: dict[int, _Round] = {}
-        self._standing: dict[str, _Round] = {}
+        self._rounds: dict[int, _Pending] = {}
+        self._standing: dict[str, _Pending] = {}
         self._searching, self._sealing = asyncio.Lock(), asyncio.Lock()
         self._over: dict[str, bytes] = {}
         """The last group, and what late members hear of it."""
@@ -191,7 +197,7 @@ class AveragingService(Service):
 
         :param number: names this round in the other calls
         """
-        current = self._rounds[number] = _Round(request)
+        current = self._rounds[number] = _Pending(request)
         try:
             return await self._find_and_average(current)
         except asyncio.CancelledError:
@@ -257,156 +263,195 @@ class AveragingService(Service):
 
     # A round
 
-    async def _find_and_average(self, current: _Round) -> RoundResult:
+    async def _find_and_average(self, current: _Pending) -> RoundResult:
+        request = current.request
         async with self._searching:  # one that is called off may still be on its way out
             began = time.monotonic()
-            group = await self._groups.find(current.request)
-        over = gave_up(self._signer.peer, (), ())
+            group = self._alone(request) if request.alone else await self._groups.find(request)
+        over = wire.gave_up(self._me, ())
         self._standing[group.id], current.group = current, group
         try:
             current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
-            if not self._rules.grouping.enough_members(len(group.members), group.expected_size):
-                detail = f"{len(group.members)} of {group.expected_size:g} peers"
-                return RoundResult("refused", group.id, detail=detail)
             result = await self._all_reduce(current, group, await current.start)
-            over = gave_up(self._signer.peer, result.culprits, result.named)
+            over = wire.gave_up(self._me, result.culprits | result.named)
             return result
         finally:
             self._over = {group.id: over}
             del self._standing[group.id]
 
-    async def _all_reduce(self, current: _Round, group: Group, start: Start) -> RoundResult:
+    def _alone(self, request: GroupRequest) -> Group:
+        return stands([Member(peer=self._me, bandwidth=request.bandwidth, client_mode=False)])
+
+    async def _all_reduce(self, current: _Pending, group: Group, start: Start) -> RoundResult:
         began = time.monotonic()
         self._donor.line_free.clear()
-        runner: AllReduce | None = None
+        round: Round | None = None
+        offered = ""
         try:
             async with self._vector.awaited() as flat:
-                runner = await self._runner(current.request.step, group, start, flat)
-                current.runner.set_result(runner)
-                await asyncio.wait_for(runner.complete(), start.limit)
-                introductions = runner.introductions
-                assert introductions is not None
-                counts = self._signer.peer in introductions.contributions
+                round = await self._round(group, start, flat)
+                offered = piece_of(round.entry.about) if round.entry.samples else ""
+                current.round.set_result(round)
+                commit = await asyncio.wait_for(round.complete(), start.limit)
+                counts = offered in {piece.hash for entry in commit.value.counted for piece in entry.pieces}
                 if self._average is not None:
-                    self._left_out = None if counts else flat.clone()
+                    self._left_out = None if counts or not offered else flat.clone()
                     flat.copy_(self._average)
-            if counts:
+            if counts or not offered:
                 self._coding.sent.commit()
                 if self._rules.pledges is not None:
                     self._rules.pledges.counted()
             else:
                 self._coding.sent.discard()
             self._coding.averaged.commit()
-            await self._keep(current.request, group, introductions, runner)
+            self._branch.round_took(time.monotonic() - began)
+            await self._keep(group, round)
+            contributions = self._reader.in_commit(commit)
+            weights = dict(zip(contributions, commit.value.weights, strict=True))
             return RoundResult(
                 "complete",
-                group.id,
-                introductions.contributions,
-                introductions.signed,
-                culprits=frozenset(runner.culprits),
-                named=frozenset(runner.doubted),
-                absent=runner.absent,
-                carried=runner.carried,
+                commit,
+                contributions,
+                weights,
+                offered,
+                culprits=frozenset(round.culprits),
+                named=frozenset(round.named),
+                absent=round.absent,
+                carried=self._carried(round, contributions, weights),
                 seconds=time.monotonic() - began,
-                longest_silence=runner.longest_silence,
-                upload_rate=runner.upload_rate,
+                longest_silence=round.longest_silence,
+                upload_rate=round.upload_rate,
             )
         except GroupRefused as refusal:
-            assert runner is not None
-            assert runner.introductions is not None
+            assert round is not None
             self._forget_round()
-            brought = runner.introductions
             return RoundResult(
                 "refused",
-                group.id,
-                brought.contributions,
-                brought.signed,
+                contributions=self._reader.all_of(round.present),
+                offered=offered,
                 detail=str(refusal),
-                culprits=frozenset(runner.culprits),
-                named=frozenset(runner.doubted),
-                absent=runner.absent,
+                culprits=frozenset(round.culprits),
+                named=frozenset(round.named),
+                absent=round.absent,
             )
         except Exception as error:
             self._forget_round()
             detail = str(error)[:200] or repr(error)
-            if runner is None:
-                return RoundResult("failed", group.id, detail=detail, culprits=frozenset({self._signer.peer}))
-            culprits, named = frozenset(runner.culprits), frozenset(runner.named)
-            return RoundResult("failed", group.id, detail=detail, culprits=culprits, named=named)
+            if round is None:
+                return RoundResult("failed", detail=detail, culprits=frozenset({self._me}))
+            culprits, named = frozenset(round.culprits), frozenset(round.named)
+            return RoundResult("failed", round.commit, offered=offered, detail=detail, culprits=culprits, named=named)
         finally:
+            self._branch.attend()
             self._donor.line_free.set()
-            if runner is not None and self._rules.equivocation is not None:
-                self._rules.equivocation.hand_in(runner.differing[:HANDED_IN])
+            if round is not None and self._rules.equivocation is not None:
+                pairs = [tuple(entry.to_bytes() for entry in pair) for pair in round.differing[:HANDED_IN]]
+                self._rules.equivocation.hand_in(pairs)
 
-    async def _runner(self, step: int, group: Group, start: Start, flat: Tensor) -> AllReduce:
-        me, layout = self._signer.peer, self._vector.layout
+    async def _round(self, group: Group, start: Start, flat: Tensor) -> Round:
+        layout, world = self._vector.layout, self._branch.world
         bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
         loop = asyncio.get_running_loop()
-        shares = await loop.run_in_executor(None, balanced, layout.size, bandwidths, group.rows)
-        plan = Plan(group.peers, layout, shares, group.rows)
-
-        def introduced(peer: str, introduction: bytes) -> Contribution:
-            return self._introduced(peer, introduction, step, group.id)
-
+        shares = await loop.run_in_executor(None, balanced, layout.size, bandwidths)
+        plan = Plan(group.peers, layout, shares)
+        await self._branch.retry()
+        instance = self._branch.head.instance
         self._coding.sent.begin(float(start.mine.samples))
-        introduction, coding = await self._pledge(group, start, plan, flat)
-        weigh = self._rules.grouping.weigh
-        check = partial(self._check, start.mine.batch)
-        handshake = Handshake(group.peers, me, introduction, introduced, check, weigh, plan.rows)
-        opening = encode(Opening(group=group.id, introduction=introduction))
+        contribution, coding = await self._pledge(group, start, plan, flat)
+        entry = new_entry(instance, self._branch.voter(), contribution).signed(world.signer)
+        setting = Setting(
+            instance=instance,
+            patience=start.patience,
+            limit=start.limit,
+            options=partial(self._options, start, instance.step),
+            signer=world.signer,
+            verifier=world.verifier,
+            random=world.random,
+            check=partial(self._check, group.id, instance.step),
+            unseal=partial(self._unseal, plan.chunks),
+        )
         keep = in_memory if self._rules.lent is None else OnDisk(self._rules.lent)
-        return self._rules.all_reduce(
+        opening = partial(self._opening, group.id)
+        made = self._rules.round(
+            setting,
             plan,
+            entry,
             Holding(flat, self._average, keep),
             coding,
             self._rules.make_reducer,
-            handshake,
-            Votes(group.id, group.peers, self._organizer, self._signer),
-            start.patience,
-            lambda peer: self._endpoint.open(peer, AveragingService, opening),
+            self._branch,
+            lambda peer: self._endpoint.open(peer, AveragingService, opening(made.introduction)),
         )
+        self._branch.attend(lambda: made.participant)
+        return made
 
-    async def _pledge(self, group: Group, start: Start, plan: Plan, flat: Tensor) -> tuple[bytes, Coding]:
+    def _check(self, group: str, step: int, entry: Entry) -> None:
+        """Raises ValueError for an entry that no honest peer brings to this group."""
+        contribution = self._reader.read(entry, step)
+        if isinstance(contribution, Pledged) and contribution.group != group:
+            raise ValueError(f"{entry.peer} brings a pledge of another round")
+
+    def _opening(self, group: str, introduction: bytes) -> bytes:
+        return encode(Opening(group=group, introduction=introduction))
+
+    async def _pledge(self, group: Group, start: Start, plan: Plan, flat: Tensor) -> tuple[Contribution, Coding]:
         """What this peer introduces itself with, and how it writes down what it sends."""
         pledges, loop = self._rules.pledges, asyncio.get_running_loop()
         if pledges is None:
-            return self._signer.sign(start.mine), self._coding
+            return start.mine, self._coding
         async with self._sealing:
             pledged, sealed = await loop.run_in_executor(
                 None, pledges.seal, group.id, start.mine, start.work, plan, flat, self._coding
             )
-        return self._signer.sign(pledged), replace(self._coding, sealed=sealed)
+        return pledged, replace(self._coding, sealed=sealed)
 
-    def _check(self, batch: int | None, introductions: Introductions) -> None:
-        """:param batch: what it holds in a stage, if this peer knows that; else others are to say so"""
-        samples, least = introductions.samples, self._run.global_batch
+    def _options(self, start: Start, step: int, entries: Sequence[Entry]) -> Options:
+        """Of a group with these entries; raises GroupRefused if it cannot know what a batch holds."""
+        least = self._run.global_batch
         if self._run.stage is not None:
-            said = [each.batch for each in introductions.contributions.values() if each.batch is not None]
-            if batch is None and not said:
+            contributions = self._reader.all_of(entries, step).values()
+            said = [each.batch for each in contributions if each.batch is not None]
+            if start.mine.batch is None and not said:
                 raise GroupRefused("nobody says what the batch holds")
-            least = min(said) if batch is None else batch
-        if samples < least or not self._rules.grouping.enough_samples(samples):
-            raise GroupRefused(f"{samples} of {least} samples")
+            least = min(said) if start.mine.batch is None else start.mine.batch
+        patience = start.patience.usual
+        return Options(minimum=least, weigh=self._reader.weights, patience=patience, limit=start.limit)
 
-    def _introduced(self, peer: str, introduction: bytes, step: int, group: str) -> Contribution:
-        """What a member contributes; raises ValueError unless it is its own, for this round and believable."""
-        author, contribution = self._signer.open(contribution_kind(self._run.trust), introduction)
-        if isinstance(contribution, Pledged) and not contribution.fits(group):
-            raise ValueError(f"{peer} brought a pledge of another round, or samples without work")
-        if (author, contribution.step) != (peer, step):
-            raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
-        check_standing(self._signer, self._organizer, peer, contribution)
-        return possible(contribution, self._run.run_id, self._run.global_batch)
+    def _unseal(self, chunks: Sequence[tuple[int, int]], entry: Entry, number: int, content: bytes) -> bytes:
+        contribution = self._reader.read(entry)
+        if not isinstance(contribution, Pledged):
+            return content
+        path, encoded = wire.read_with_path(content)
+        if not contribution.sends(number, chunks, encoded, path):
+            raise ValueError(f"part {number} is not what was pledged")
+        return encoded
 
-    async def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:
+    def _carried(
+        self, round: Round, contributions: Mapping[str, Contribution], weights: Mapping[str, int]
+    ) -> dict[str, Carried]:
+        """What the lines of those have carried who reduced and gave no samples."""
+        names = {entry.peer: self._reader.read(entry).name for entry in round.present if not entry.samples}
+        sizes = [
+            self._coding.of_gradients(begin, self._vector.layout).byte_count(end - begin) + len(average)
+            for (begin, end), average in zip(round.plan.chunks, round.average, strict=True)
+        ]
+        found = carried(round.makers, names.keys(), weights, sizes) if round.makers else {}
+        return {peer: Carried(bytes=size, name=names[peer]) for peer, size in found.items()}
+
+    async def _keep(self, group: Group, round: Round) -> None:
         """Hold the average for members that missed it."""
-        if self._rules.pledges is not None and self._signer.peer == self._organizer:
-            self._averaged[group.id] = Averaged(runner.owners, tuple(runner.plan.chunks), tuple(runner.messages))
+        commit = round.commit
+        assert commit is not None
+        if self._rules.pledges is not None and self._me == self._branch.organizer:
+            self._averaged[group.id] = Averaged(round.makers, tuple(round.plan.chunks), tuple(round.average))
             for old in list(self._averaged)[:-AVERAGED_ROUNDS]:
                 del self._averaged[old]
-        metadata = MSGPackSerializer.dumps(list(introductions.signed))
         average = RecentAverage(
-            after=request.after, round=group.id, step=request.step, metadata=metadata, parts=tuple(runner.messages)
+            after=commit.previous,
+            round=commit.link,
+            step=commit.value.step,
+            metadata=files.encode(commit),
+            parts=tuple(round.average),
         )
         if self._rules.lent is None:
             self._donor.keep(average)
@@ -423,7 +468,7 @@ class AveragingService(Service):
         self._coding.sent.discard()
         self._coding.averaged.discard()
 
-    async def _turn_away(self, current: _Round) -> None:
+    async def _turn_away(self, current: _Pending) -> None:
         group = current.group
         if group is None or not current.start.cancelled() or self._run.stage is None:
             return  # there is none, it has begun, or the others go on without this member
@@ -434,10 +479,10 @@ class AveragingService(Service):
                 async with self._endpoint.open(peer, AveragingService, opening) as stream:
                     await stream.closed()
 
-        others = [m.peer for m in group.members if not m.client_mode and m.peer != self._signer.peer]
+        others = [m.peer for m in group.members if not m.client_mode and m.peer != self._me]
         await asyncio.gather(*map(tell, others))
 
-    def _left_by(self, peer: str, current: _Round) -> None:
+    def _left_by(self, peer: str, current: _Pending) -> None:
         """The others cannot go on without this one: leave the group as well. Whoever does so all the time is waited for
         until it counts as gone."""
         step, group = current.request.step, current.group
@@ -451,7 +496,7 @@ class AveragingService(Service):
 
     async def serve(self, peer: str, stream: Stream) -> None:
         """A member sends its gradients; who begins before us also tells us that it is time."""
-        opening = await stream.receive_question(Opening)
+        opening = await stream.receive_question(Opening, _MAX_OPENING_BYTES)
         if opening.group not in self._standing.keys() | self._over.keys() and self._searching.locked():
             async with self._searching:
                 pass  # our leader has told others of the group first
@@ -465,9 +510,9 @@ class AveragingService(Service):
                 raise RoundOver("there is no such group")
             if not current.called.done():
                 current.called.set_result(None)
-            runner = await asyncio.shield(current.runner)
+            round = await asyncio.shield(current.round)
         except RoundOver:
-            await stream.send(self._over.get(opening.group, gave_up(self._signer.peer, (), ())))
+            await stream.send(self._over.get(opening.group, wire.gave_up(self._me, ())))
             await stream.closed()
             return
-        await runner.serve(peer, opening.introduction, stream)
+        await round.serve(peer, opening.introduction, stream)

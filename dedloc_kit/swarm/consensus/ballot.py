@@ -1,12 +1,12 @@
 """What the decider of one epoch collects, and what follows from it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import Group, Options, Promised, Proposal
-from dedloc_kit.swarm.consensus.records import Accepted, Commit, Epoch, Promise
+from dedloc_kit.swarm.consensus.messages import Group, Options, Promised, Proposal, new_value
+from dedloc_kit.swarm.consensus.records import Accepted, Commit, Epoch, Promise, Voter
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,36 @@ class UselessReducers:
 
 @dataclass(frozen=True)
 class NotEnough:
-    """The samples that count are fewer than a batch."""
+    """The samples that count are fewer than a batch. :ivar counted: places of those who were there"""
+
+    counted: tuple[int, ...]
 
 
 class Ballot:
     """One epoch, at its decider: promises, reports, one proposal, votes."""
 
     def __init__(
-        self, instance: Instance, group: Group, epoch: Epoch, reducers: tuple[PeerId, ...], options: Options
+        self,
+        instance: Instance,
+        group: Group,
+        epoch: Epoch,
+        reducers: tuple[PeerId, ...],
+        options: Options,
+        ignored: Set[PeerId] = frozenset(),
     ) -> None:
+        """
+        :param ignored: members that named a value whose average nobody has delivered. Their promises do not count if
+            they name a value: if a quorum has voted for it, the others are no quorum; if not, they may have lied
+        """
         self.instance, self.group, self.epoch, self.reducers, self.options = instance, group, epoch, reducers, options
+        self._ignored = ignored
         self.proposal: Proposal | None = None
         self.quorum: tuple[Promise, ...] = ()
         """The promises that the proposal stands on."""
         self.reports: dict[PeerId, frozenset[int]] = {}
+        self._voters = {entry.peer: entry.voter for entry in group.members if entry.voter in instance.electorate}
         self._promises: dict[PeerId, Promised] = {}
-        self._votes: dict[str, dict[PeerId, Accepted]] = {}
+        self._votes: dict[PeerId, Accepted] = {}
 
     @property
     def has_quorum(self) -> bool:
@@ -45,8 +59,35 @@ class Ballot:
         """Reducers that have not reported."""
         return set(self.reducers) - set(self.reports)
 
+    @property
+    def awaited(self) -> set[PeerId]:
+        """Members whose report, promise or vote would help."""
+        if self.proposal is not None:
+            return set(self._voters) - set(self._votes)
+        return self.missing | (set() if self.has_quorum else set(self._voters) - set(self._promises) - self._ignored)
+
+    def is_hopeless(self, failed: Set[PeerId]) -> bool:
+        """Whether no value can have a quorum in this epoch: too many voters have failed, or votes are split."""
+        if self.proposal is None:
+            lost = (self._ignored | failed) - set(self._promises)
+            return not self.instance.electorate.enough(v for peer, v in self._voters.items() if peer not in lost)
+        open_ = [voter for peer, voter in self._voters.items() if peer not in failed and peer not in self._votes]
+        links = {each.link for each in self._votes.values()} or {""}
+        return not any(self.instance.electorate.enough([*open_, *self._for(link)]) for link in links)
+
+    def _for(self, link: str) -> list[Voter]:
+        return [each.voter for each in self._votes.values() if each.link == link]
+
     def promise(self, member: PeerId, promised: Promised) -> None:
-        self._promises[member] = promised
+        """Count a voter's promise."""
+        if member in self._voters and (member not in self._ignored or promised.promise.accepted is None):
+            self._promises[member] = promised
+
+    @property
+    def namers(self) -> set[PeerId]:
+        """Members whose promises name the old value that is proposed."""
+        value = self.proposal.value if self.proposal is not None else None
+        return {m for m, each in self._promises.items() if value and each.value and each.value.link == value.link}
 
     def report(self, reducer: PeerId, complete: Iterable[int]) -> None:
         if reducer in self.reducers:
@@ -72,8 +113,8 @@ class Ballot:
             counted, useless = self._count()
             if useless:
                 return UselessReducers(useless)
-            if sum(self.group.members[place].samples for place in counted) < self.options.minimum:
-                return NotEnough()
+            if sum(self.options.weigh([self.group.members[place] for place in counted])) < self.options.minimum:
+                return NotEnough(counted)
             self.proposal = Proposal(group=self.group.id, epoch=self.epoch, reducers=self.reducers, counted=counted)
         self.quorum = promises
         return self.proposal
@@ -88,18 +129,17 @@ class Ballot:
         return counted, frozenset(useless - {self.epoch.decider})
 
     def accept(self, member: PeerId, accepted: Accepted) -> Commit | None:
-        """Count a vote; returns the commit once a quorum has voted for one value of this epoch's proposal."""
-        votes = self._votes.setdefault(accepted.link, {})
-        votes[member] = accepted
+        """Count a member's first vote; returns the commit once a quorum has voted for one value of the proposal."""
+        self._votes.setdefault(member, accepted)
         proposal = self.proposal
-        if proposal is None or not self.instance.electorate.enough(each.voter for each in votes.values()):
+        if proposal is None or not self.instance.electorate.enough(self._for(accepted.link)):
             return None
         value = proposal.value
         if value is None:
-            value = self.instance.value([self.group.members[p] for p in proposal.counted], accepted.average)
+            value = new_value(self.instance, self.group, proposal.counted, accepted.average, self.options)
         if value.link != accepted.link:
             return None
-        return Commit(value=value, accepted=tuple(votes.values()))
+        return Commit(value=value, accepted=tuple(a for a in self._votes.values() if a.link == value.link))
 
 
 def _epoch_of(promised: Promised) -> Epoch:

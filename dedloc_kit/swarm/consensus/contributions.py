@@ -66,7 +66,7 @@ class Contributions:
         self._mine[digest] = piece
         return piece
 
-    def entry(self, instance: Instance, voter: Voter, orders: Iterable[str]) -> Entry:
+    def entry(self, instance: Instance, voter: Voter, orders: Iterable[str], about: str = "") -> Entry:
         """What this peer brings to a group, not signed yet."""
         return Entry(
             run_id=instance.run_id,
@@ -75,6 +75,7 @@ class Contributions:
             voter=voter,
             pieces=tuple(self.waiting),
             orders=tuple(sorted(orders)[:MAX_ORDERS]),
+            about=about,
         )
 
     def follow(self, change: Change, rollback_digest: str) -> Moved:

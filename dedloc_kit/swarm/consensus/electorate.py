@@ -1,6 +1,6 @@
 """Who decides on a step: those whose samples the last one counted, and the coordinator."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dedloc_kit.swarm.consensus.records import NO_VOTE, PartReset, Value, Voter
@@ -24,9 +24,9 @@ class Electorate:
     @staticmethod
     def of_value(value: Value, coordinator: Voter | None) -> "Electorate":
         """A vote weighs the samples that counted, at most a third of the step (in thirds of a sample)."""
-        most = value.samples
-        counted = {e.voter: min(3 * e.samples, most) for e in value.counted if e.voter.incarnation != NO_VOTE}
-        return Electorate({voter: weight for voter, weight in counted.items() if weight}, coordinator)
+        most, pairs = value.samples, zip(value.counted, value.weights, strict=True)
+        votes = {e.voter: min(3 * weight, most) for e, weight in pairs if e.voter.incarnation != NO_VOTE}
+        return Electorate({voter: vote for voter, vote in votes.items() if vote}, coordinator)
 
     @staticmethod
     def of_reset(reset: PartReset, coordinator: Voter) -> "Electorate":
@@ -42,6 +42,21 @@ class Electorate:
         extra = total if self.coordinator in present else 0
         whole = _EXTRA * total + (total if self.coordinator is not None else 0)
         return 2 * (_EXTRA * votes + extra) > whole
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """Of all voters."""
+        coordinator = () if self.coordinator is None else (self.coordinator.peer,)
+        return frozenset((*(voter.peer for voter in self.weights), *coordinator))
+
+    def enough_peers(self, peers: Collection[str], told: Mapping[str, int]) -> bool:
+        """Whether these are a quorum, as far as known before they meet.
+
+        :param told: incarnations that peers have told; another one than the voter's is of no use
+        """
+        voters = (*self.weights, *(() if self.coordinator is None else (self.coordinator,)))
+        able = (voter for voter in voters if told.get(voter.peer, voter.incarnation) == voter.incarnation)
+        return self.enough(voter for voter in able if voter.peer in peers)
 
     def __contains__(self, voter: Voter) -> bool:
         return voter in self.weights or (voter == self.coordinator and voter.incarnation != NO_VOTE)

@@ -4,27 +4,27 @@ from collections.abc import Set
 
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import Group, Proposal, Report
+from dedloc_kit.swarm.consensus.messages import Group, Options, Proposal, Report, new_value
 from dedloc_kit.swarm.consensus.records import Epoch, Value
 
 
 class MemberEpoch:
     """Begins empty with each epoch that a member joins.
 
+    :ivar incomplete: members of whom this reducer lacks parts
+    :ivar lacking: reducers whose share of the average is not here
     :ivar average: the digest of the proposal's average, once it is whole
-    :ivar since: when it began, or when the proposal came
     """
 
-    def __init__(self, group: Group, epoch: Epoch, reducers: tuple[PeerId, ...], since: float) -> None:
-        self.group, self.epoch, self.reducers, self.since = group, epoch, reducers, since
+    def __init__(self, group: Group, epoch: Epoch, reducers: tuple[PeerId, ...]) -> None:
+        self.group, self.epoch, self.reducers = group, epoch, reducers
+        self.incomplete, self.lacking = set(group.peers), set(reducers)
         self.proposal: Proposal | None = None
         self.average: str | None = None
-        self._complete: set[int] = set()
-        self._shares: set[PeerId] = set()
-        self._reported = False
+        self._reported = self._accused = False
 
-    def propose(self, proposal: Proposal, now: float) -> None:
-        self.proposal, self.since = proposal, now
+    def propose(self, proposal: Proposal) -> None:
+        self.proposal = proposal
 
     def averaged(self, average: str | None) -> None:
         """The digest of what is held as the whole average; None to forget it."""
@@ -32,31 +32,32 @@ class MemberEpoch:
 
     def complete(self, member: PeerId) -> None:
         """This reducer has all parts of a member."""
-        if member in self.group.peers:
-            self._complete.add(self.group.peers.index(member))
+        self.incomplete.discard(member)
 
     def share(self, reducer: PeerId) -> None:
         """A reducer's share of the average has arrived."""
-        self._shares.add(reducer)
+        self.lacking.discard(reducer)
 
-    def report(self, failed: Set[PeerId], waited_enough: bool) -> Report | None:
-        """Once: when everything of all that have not failed is here, or enough was waited."""
-        peers = enumerate(self.group.peers)
-        awaited = any(place not in self._complete and peer not in failed for place, peer in peers)
-        if self._reported or (awaited and not waited_enough):
+    def report(self, gone: Set[PeerId]) -> Report | None:
+        """Once: when everything of all others is here."""
+        if self._reported or not self.incomplete <= gone:
             return None
         self._reported = True
-        return Report(group=self.group.id, epoch=self.epoch, complete=tuple(sorted(self._complete)))
+        complete = tuple(place for place, peer in enumerate(self.group.peers) if peer not in self.incomplete)
+        return Report(group=self.group.id, epoch=self.epoch, complete=complete)
 
-    def accusation(self, me: PeerId) -> Report:
-        """Reducers whose share has not come."""
-        lacking = tuple(r for r in self.reducers if r not in self._shares and r != me)
+    def accuse(self, gone: Set[PeerId]) -> Report | None:
+        """Once: the reducers whose share will not come."""
+        lacking = tuple(reducer for reducer in self.reducers if reducer in self.lacking & gone)
+        if self._accused or not lacking:
+            return None
+        self._accused = True
         return Report(group=self.group.id, epoch=self.epoch, lacking=lacking)
 
-    def value(self, instance: Instance) -> Value | None:
+    def value(self, instance: Instance, options: Options) -> Value | None:
         """The proposed value, once its average is here."""
         if self.proposal is None or self.average is None:
             return None
         if self.proposal.value is not None:
             return self.proposal.value
-        return instance.value([self.group.members[place] for place in self.proposal.counted], self.average)
+        return new_value(instance, self.group, self.proposal.counted, self.average, options)

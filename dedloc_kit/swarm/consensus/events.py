@@ -35,8 +35,29 @@ class AverageComplete:
 
 @dataclass(frozen=True)
 class PeerFailed:
+    """A member's stream is broken, or it is not in this round."""
+
     member: PeerId
     reason: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Something came from a member: a piece of its data, or a sign of life. Other events of a member say so too."""
+
+    member: PeerId
+
+
+@dataclass(frozen=True)
+class PartsLost:
+    """No more parts come from a member, which may be alive all the same: its stream for them is broken or stands."""
+
+    member: PeerId
+
+
+@dataclass(frozen=True)
+class VoteLost:
+    """A vote could not be written (`VoteBook.written`): this peer leaves, so that nobody waits for its word."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class Tick:
     """The deadline has passed."""
 
 
-Event = PartsComplete | ShareComplete | AverageComplete | PeerFailed | Received | Tick
+Event = PartsComplete | PartsLost | ShareComplete | AverageComplete | PeerFailed | Heard | VoteLost | Received | Tick
 
 # Effects, in the order in which they are to happen
 
@@ -111,7 +132,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class Abort:
+    """:ivar counted: places of those who were there, if they brought too few samples"""
+
     reason: str
+    counted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

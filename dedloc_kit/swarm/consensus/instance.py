@@ -48,7 +48,7 @@ class Instance:
     def genesis(reset: Reset, part: str, organizer: PeerId, verifier: Verifier) -> "Instance":
         """The first instance of a run. Raises ValueError unless the organizer has signed the reset."""
         before = Electorate({}, None)
-        start = Instance(reset.run_id, part, 0, "", (-1, ""), organizer, reset.coordinator.peer, before)
+        start = Instance(reset.run_id, part, reset.step, "", (-1, ""), organizer, reset.coordinator.peer, before)
         return start.after(reset, verifier)
 
     def after(self, record: Commit | Reset, verifier: Verifier) -> "Instance":
@@ -68,13 +68,16 @@ class Instance:
 
     def _after_reset(self, reset: Reset, verifier: Verifier) -> "Instance":
         part = reset.of(self.part)
-        if (reset.run_id, part.previous, reset.step) != (self.run_id, self.previous, self.step):
+        if (reset.run_id, part.previous) != (self.run_id, self.previous) or reset.step < self.step:
             raise ValueError("the reset does not follow this record")
+        if reset.step > self.step and not reset.chosen:
+            raise ValueError("only a person lets a reset take over a step")
         if reset.term <= self.term[0]:
             raise ValueError("the reset has no higher term")
         reset.check_signature(self.organizer, verifier)
         return replace(
             self,
+            step=reset.step,
             previous=reset.link,
             term=(reset.term, reset.link),
             electorate=Electorate.of_reset(part, reset.coordinator),
@@ -156,13 +159,14 @@ class Instance:
             voter=voter,
         )
 
-    def value(self, counted: Sequence[Entry], average: str) -> Value:
+    def value(self, counted: Sequence[Entry], weights: Sequence[int], average: str) -> Value:
         return Value(
             run_id=self.run_id,
             part=self.part,
             step=self.step,
             previous=self.previous,
             counted=tuple(counted),
+            weights=tuple(weights),
             average=average,
         )
 

@@ -1,5 +1,6 @@
 """What members of a group tell each other, and the events and effects of their state machines."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -73,15 +74,33 @@ class Group(WireRecord):
             instance.check_entry(entry, verifier)
 
 
+def as_claimed(entries: Sequence[Entry]) -> tuple[int, ...]:
+    """All samples count that the entries claim."""
+    return tuple(entry.samples for entry in entries)
+
+
 @dataclass(frozen=True)
 class Options:
-    """Constants of a run. :ivar minimum: samples in a batch. :ivar patience, limit: seconds"""
+    """Constants of a run.
+
+    :ivar minimum: samples in a batch
+    :ivar patience: seconds; who is silent for one or two of them is gone. Members send a sign of life more often
+    :ivar limit: seconds for a round; a sixth has to be enough for the parts of the slowest line
+    :ivar weigh: how many samples count of each of these entries, if these are counted; the same at all members
+    """
 
     minimum: int
+    weigh: Callable[[Sequence[Entry]], tuple[int, ...]] = as_claimed
     patience: float = 10.0
-    limit: float = 40.0
+    limit: float = 240.0
     max_jump: int = 65_536
     """How far an epoch's number may be ahead of what this peer knows."""
+
+
+def new_value(instance: Instance, group: Group, counted: Sequence[int], average: str, options: Options) -> Value:
+    """What a proposal of these places stands for, once their average is known. Weights are never taken from others."""
+    entries = [group.members[place] for place in counted]
+    return instance.value(entries, options.weigh(entries), average)
 
 
 # Messages. `group` is the id of the group.
@@ -163,12 +182,16 @@ class Decided(WireRecord):
 
 
 class TooFew(WireRecord):
-    """The epoch's decider: the samples are fewer than a batch; the round is over."""
+    """The epoch's decider: the samples are fewer than a batch; the round is over.
+
+    :ivar counted: places of those from whom all reducers have everything
+    """
 
     wire: ClassVar[str] = "consensus/too-few"
 
     group: Hash
     epoch: Epoch
+    counted: Places = ()
 
 
 Message = Prepare | Promised | Report | Proposal | Acceptance | Decided | TooFew

@@ -19,7 +19,9 @@ from dedloc_kit.swarm.consensus.events import (
     Event,
     Fetch,
     Finish,
+    Heard,
     PartsComplete,
+    PartsLost,
     PeerFailed,
     Persist,
     Received,
@@ -27,8 +29,10 @@ from dedloc_kit.swarm.consensus.events import (
     Send,
     ShareComplete,
     Tick,
+    VoteLost,
 )
 from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.liveness import FOR_AVERAGE, FOR_DATA, FOR_DECIDER, FOR_WORD, Liveness, Wait
 from dedloc_kit.swarm.consensus.messages import (
     Acceptance,
     Decided,
@@ -42,7 +46,7 @@ from dedloc_kit.swarm.consensus.messages import (
     TooFew,
 )
 from dedloc_kit.swarm.consensus.records import Commit, Epoch, Vote
-from dedloc_kit.swarm.consensus.validation import ProposalCheck, check_membership, check_promised
+from dedloc_kit.swarm.consensus.validation import ProposalCheck, check_membership, check_places, check_promised
 from dedloc_kit.swarm.p2p.seams import Signer, Verifier
 
 
@@ -65,17 +69,17 @@ class Participant:
         self._signer, self._verifier = signer, verifier
         self.votes = self._voters[self.me] in instance.electorate
         """Whether this peer's vote counts in this instance."""
-        first = [instance.coordinator] if instance.coordinator in group.peers else []
-        self.ranking = (*first, *(r for r in group.reducers if r != instance.coordinator))
-        """Who decides, in the order in which they take over."""
-        self._now = MemberEpoch(group, Epoch(group.first, self.ranking[0], group.id), group.reducers, 0.0)
-        self.failed: set[PeerId] = set()
+        self._others = Liveness(instance, group, options)
+        self._now = MemberEpoch(group, Epoch(group.first, self._others.ranking[0], group.id), group.reducers)
         self.ballot: Ballot | None = None
         self.commit: Commit | None = None
         self.deadline = inf
         self.ended = False
         self._accusers: set[PeerId] = set()
-        self._began = 0.0
+        self._parts_lost: set[PeerId] = set()
+        self._ignored: set[PeerId] = set()
+        self._early: Received | None = None
+        self._began = self._fetch_again = 0.0
 
     @property
     def epoch(self) -> Epoch:
@@ -102,7 +106,11 @@ class Participant:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.ended:
             return []
+        if isinstance(event, (Heard, Received, PartsComplete)):
+            self._others.hear(event.member, now)
         match event:
+            case Heard():
+                return []
             case PartsComplete(epoch, member):
                 if epoch == self.epoch:
                     self._now.complete(member)
@@ -116,18 +124,26 @@ class Participant:
                     self._now.averaged(average)
                 return self._accept_if_due()
             case PeerFailed(member):
-                return self._fail(member, now)
+                return self._fail({member}, now)
+            case PartsLost(member):
+                self._parts_lost.add(member)
+                return self._report_if_due(now)
+            case VoteLost():
+                return self._end("the vote cannot be written")
             case Received(member, message):
-                if member not in self._voters or message.group != self.group.id:
-                    return []
-                try:
-                    return self._receive(member, message, now)
-                except ValueError as error:  # what a message must fulfil is checked before anything changes
-                    return [Blame(member, str(error))]
+                return self._receive(member, message, now)
             case Tick():
                 return self._tick(now)
 
     def _receive(self, member: PeerId, message: Message, now: float) -> list[Effect]:
+        if member not in self._voters or message.group != self.group.id:
+            return []
+        try:
+            return self._one(member, message, now)
+        except ValueError as error:  # what a message must fulfil is checked before anything changes
+            return self._blame(member, str(error), now)
+
+    def _one(self, member: PeerId, message: Message, now: float) -> list[Effect]:
         match message:
             case Prepare():
                 return self._prepare(member, message, now)
@@ -141,24 +157,27 @@ class Participant:
                 return self._acceptance(member, message)
             case Decided():
                 return self._decided(message)
-            case TooFew(epoch=epoch):
-                return self._end("too few samples") if member == epoch.decider and epoch >= self.epoch else []
+            case TooFew():
+                return self._too_few(member, message)
 
     # A member
 
     def _enter(self, epoch: Epoch, reducers: tuple[PeerId, ...], now: float) -> list[Effect]:
         """Join an epoch: promise to accept nothing of an earlier one any more."""
-        self._now, self.deadline = MemberEpoch(self.group, epoch, reducers, now), now + self.options.patience
-        self.ballot = Ballot(self.instance, self.group, epoch, reducers, self.options) if self._leads else None
+        self._now = MemberEpoch(self.group, epoch, reducers)
+        self._begin_stage(now)
+        self.ballot = None
+        if epoch.decider == self.me:
+            self.ballot = Ballot(self.instance, self.group, epoch, reducers, self.options, self._ignored)
         effects: list[Effect] = [Assign(epoch, reducers)]
         if self.votes:
             self._promise_at_least(epoch)
             effects.append(self._persist_promise())
         return effects
 
-    @property
-    def _leads(self) -> bool:
-        return self.epoch.decider == self.me
+    def _begin_stage(self, now: float) -> None:
+        self._others.begin(now)
+        self._look_again(now)
 
     def _promise_at_least(self, epoch: Epoch) -> None:
         self.vote = self.vote.model_copy(update={"promised": max(self.vote.promised, epoch)})
@@ -172,18 +191,22 @@ class Participant:
         epoch = prepare.epoch
         if epoch <= self.epoch or not self._may_open(member, epoch):
             return []
+        if not self._others.may_take_over(member, self.decider, now):
+            self._early = Received(member, prepare)
+            return []
         if not set(prepare.reducers) <= set(self.group.reducers) or not prepare.reducers:
             raise ValueError("reducers that are no reducers of the group")
         return self._enter(epoch, prepare.reducers, now)
 
     def _may_open(self, member: PeerId, epoch: Epoch) -> bool:
         near = epoch.number <= max(self.epoch.number, self.vote.promised.number) + self.options.max_jump
-        return member == epoch.decider and member in self.ranking and epoch.group == self.group.id and near
+        return member == epoch.decider and member in self._others.ranking and epoch.group == self.group.id and near
 
     def _report_if_due(self, now: float) -> list[Effect]:
         if self.me not in self.reducers:
             return []
-        report = self._now.report(self.failed, now - self._now.since >= self.options.patience)
+        gone = self._others.gone(self._now.incomplete, FOR_DATA, now)
+        report = self._now.report(gone | self._parts_lost)
         return [Send(self.decider, report)] if report is not None else []
 
     def _propose(self, member: PeerId, proposal: Proposal, now: float) -> list[Effect]:
@@ -194,25 +217,31 @@ class Participant:
             if self.proposal.name != proposal.name:
                 raise ValueError("two proposals in one epoch")
             return []
+        if epoch > self.epoch and not self._others.may_take_over(member, self.decider, now):
+            self._early = Received(member, proposal)
+            return []
         check = ProposalCheck(self.instance, self.group, self.options, self._verifier)
         check.valid(proposal)
         effects = self._enter(epoch, proposal.reducers, now) if epoch > self.epoch else []
         if self.votes and not check.proven(proposal, self.vote):
             if proposal.proof:
-                return [*effects, Blame(member, "the proof does not fit the proposal")]
+                return [*effects, *self._blame(member, "the proof does not fit the proposal", now)]
             return effects or [self._persist_promise()]  # a promise that names a vote asks for the proof
-        self._now.propose(proposal, now)
-        self.deadline = now + self.options.patience
+        self._now.propose(proposal)
+        self._begin_stage(now)
         if proposal.value is None:
             effects.append(Reduce(epoch, proposal.name, tuple(self.group.members[place] for place in proposal.counted)))
         else:
+            self._fetch_again = now + self.options.patience
             effects.append(Fetch(epoch, proposal.value, proposal.holders))
         return effects + self._accept_if_due()
 
     def _accept_if_due(self) -> list[Effect]:
-        value = self._now.value(self.instance)
+        value = self._now.value(self.instance, self.options)
         if value is None or self.proposal is None or not self.votes or self.epoch < self.vote.promised:
             return []
+        if self.vote.accepted is not None and self.vote.accepted.epoch == self.epoch:
+            return []  # one vote in an epoch
         if value.average != self._now.average:
             self._now.averaged(None)
             return [Fetch(self.epoch, value, self.proposal.holders)]
@@ -220,6 +249,12 @@ class Participant:
         self.vote = self.vote.model_copy(update={"promised": self.epoch, "accepted": accepted, "value": value})
         acceptance = Acceptance(group=self.group.id, accepted=accepted)
         return [Persist(self.vote, (Send(self.decider, acceptance),), average=True)]
+
+    def _too_few(self, member: PeerId, message: TooFew) -> list[Effect]:
+        if member != message.epoch.decider or message.epoch < self.epoch:
+            return []
+        check_places(message.counted, self.group)
+        return self._end("too few samples", message.counted)
 
     def _decided(self, message: Decided) -> list[Effect]:
         commit = message.commit
@@ -229,50 +264,58 @@ class Participant:
 
     # Failures
 
-    def _fail(self, member: PeerId, now: float) -> list[Effect]:
-        self.failed.add(member)
-        if all(peer in self.failed for peer in self.ranking):
-            return self._end("no reducer is left")
-        if not self.instance.electorate.enough(v for peer, v in self._voters.items() if peer not in self.failed):
-            return self._end("too few voters are left")
-        if self._leads and member in self.reducers:
-            return self._open_epoch(frozenset(), now)
-        if self.decider in self.failed and self._is_next:
-            return self._open_epoch(frozenset(), now)
-        return self._report_if_due(now)
+    def _blame(self, member: PeerId, reason: str, now: float) -> list[Effect]:
+        """Who sends what no honest member sends is out of this round."""
+        return [Blame(member, reason), *self._fail({member}, now)]
 
-    @property
-    def _is_next(self) -> bool:
-        """Whether all before this peer in rank have failed."""
-        if self.me not in self.ranking:
-            return False
-        return all(peer in self.failed for peer in self.ranking[: self.ranking.index(self.me)])
+    def _fail(self, members: Set[PeerId], now: float) -> list[Effect]:
+        others = self._others
+        if members <= others.failed:
+            return []
+        others.fail(members)
+        if (reason := others.end) is not None:
+            return self._end(reason)
+        if self.ballot is not None:
+            if members & set(self.reducers):
+                return self._open_epoch(now)
+            if self.ballot.is_hopeless(others.failed):
+                return self._end("no quorum can come")
+        elif self.decider in others.failed:
+            if others.next_decider(self.decider) == self.me:
+                return self._open_epoch(now)
+            self._begin_stage(now)  # the next one has its own time
+        return [*self._report_if_due(now), *self._follow_early(now)]
 
-    def _end(self, reason: str) -> list[Effect]:
+    def _follow_early(self, now: float) -> list[Effect]:
+        """An epoch that another one opened before this peer found the decider gone."""
+        early, self._early = self._early, None
+        return self._receive(early.member, early.message, now) if early is not None else []
+
+    def _end(self, reason: str, counted: tuple[int, ...] = ()) -> list[Effect]:
         self.ended, self.deadline = True, inf
-        return [Abort(reason)]
+        return [Abort(reason, counted)]
 
     # The decider
 
-    def _open_epoch(self, without: Set[PeerId], now: float) -> list[Effect]:
-        living = tuple(r for r in self.group.reducers if r not in self.failed and r not in without)
+    def _open_epoch(self, now: float) -> list[Effect]:
+        living = self._others.reducers
         if not living:
             return self._end("no reducer is left")
         number = max(self.epoch, self.vote.promised).number + 1
         prepare = Prepare(group=self.group.id, epoch=Epoch(number, self.me, self.group.id), reducers=living)
-        told = [Send(m, prepare) for m in self.group.peers if m not in self.failed and m != self.me]
+        told = [Send(m, prepare) for m in self._others.members if m != self.me]
         return [*told, *self._enter(prepare.epoch, living, now)]
 
     def _promised(self, member: PeerId, promised: Promised, now: float) -> list[Effect]:
         ballot, promise = self.ballot, promised.promise
         if ballot is None or promise.voter != self._voters[member] or promise.epoch < self.epoch:
             return []
-        check_promised(self.instance, promised, self._verifier)
+        check_promised(self.instance, promised, self.options, self._verifier)
         if promise.epoch > self.epoch:
             if promise.epoch.number > self.epoch.number + self.options.max_jump:
                 raise ValueError("an epoch too far ahead")
             self._promise_at_least(promise.epoch)
-            return self._open_epoch(frozenset(), now)
+            return self._open_epoch(now)
         if ballot.proposal is not None:  # it is late, or asks for the proof
             proof = ballot.quorum if promise.accepted is not None else ()
             return [Send(member, ballot.proposal.model_copy(update={"proof": proof}))] if proof else []
@@ -287,8 +330,8 @@ class Participant:
             if member in self._accusers or not useless <= set(self.reducers) or not useless:
                 return []  # a member has one accusation in a round
             self._accusers.add(member)
-            self.failed |= useless
-            return self._open_epoch(useless, now)
+            self._others.drop_reducers(useless)
+            return self._open_epoch(now)
         self.ballot.report(member, report.complete)
         return self._propose_if_due(now)
 
@@ -296,14 +339,16 @@ class Participant:
         assert self.ballot is not None
         match self.ballot.propose():
             case Proposal() as proposal:
-                return [Send(m, proposal) for m in self.group.peers if m not in self.failed]
+                return [Send(m, proposal) for m in self._others.members]
             case UselessReducers(reducers):
-                self.failed |= reducers
-                return self._open_epoch(reducers, now)
-            case NotEnough():
-                over = TooFew(group=self.group.id, epoch=self.epoch)
+                self._others.drop_reducers(reducers)
+                return self._open_epoch(now)
+            case NotEnough(counted):
+                over = TooFew(group=self.group.id, epoch=self.epoch, counted=counted)
                 told = [Send(m, over) for m in self.group.peers if m != self.me]
-                return [*told, *self._end("too few samples")]
+                return [*told, *self._too_few(self.me, over)]
+            case None if self._ignored and self.ballot.is_hopeless(self._others.failed):
+                return self._end("no quorum can come")
             case None:
                 return []
 
@@ -314,30 +359,47 @@ class Participant:
         self.instance.check_accepted(accepted, self._verifier)
         commit = self.ballot.accept(member, accepted)
         if commit is None:
-            return []
+            return self._end("no quorum can come") if self.ballot.is_hopeless(self._others.failed) else []
         decided = Decided(group=self.group.id, commit=commit)
         return [Send(m, decided) for m in self.group.peers if m != self.me] + self._decided(decided)
 
     # Time
+
+    def _look_again(self, now: float) -> None:
+        self.deadline = min(now + self.options.patience / 4, self._began + self.options.limit)
 
     def _tick(self, now: float) -> list[Effect]:
         if now < self.deadline:
             return []
         if now - self._began >= self.options.limit:
             return self._end("it took too long")
-        self.deadline = now + self.options.patience
-        late = now - self._now.since >= 2 * self.options.patience
-        if self.proposal is None:
-            effects = self._report_if_due(now)
-            missing = self.ballot.missing - {self.me} if self.ballot is not None else set()
-            if late and missing:
-                self.failed |= missing
-                return [*effects, *self._open_epoch(missing, now)]
-            if late and not self._leads:
-                return [*effects, *self._fail(self.decider, now)]  # it may be here, and yet do nothing
-            return effects
-        if self._now.average is None:
-            if self.proposal.value is not None:
-                return [Fetch(self.epoch, self.proposal.value, self.group.peers)]
-            return [Send(self.decider, self._now.accusation(self.me))]
-        return self._fail(self.decider, now) if late else []
+        self._look_again(now)
+        awaited, wait = self._awaited
+        if gone := self._others.gone(awaited - self._others.failed - {self.me}, wait, now):
+            return self._fail(gone, now)
+        due = self._report_if_due(now) if self.proposal is None else self._seek_average(now)
+        return [*due, *self._follow_early(now)]
+
+    @property
+    def _awaited(self) -> tuple[set[PeerId], Wait]:
+        """Without whom this epoch gets no further."""
+        if self.ballot is not None:
+            return self.ballot.awaited, FOR_WORD
+        decider = self._others.next_decider(self.decider)
+        return ({decider} if decider is not None else set()), FOR_DECIDER
+
+    def _seek_average(self, now: float) -> list[Effect]:
+        """After the proposal: if the average does not come, accuse a reducer, or fetch from all."""
+        if self.proposal is None or self._now.average is not None:
+            return []
+        if self.proposal.value is None:
+            accusation = self._now.accuse(self._others.gone(self._now.lacking - {self.me}, FOR_DATA, now))
+            return [Send(self.decider, accusation)] if accusation is not None else []
+        holders = set(self.proposal.holders)
+        if self.ballot is not None and self._others.gone(holders, FOR_AVERAGE, now) == holders:
+            self._ignored |= self.ballot.namers
+            return self._open_epoch(now)
+        if now < self._fetch_again:
+            return []
+        self._fetch_again = now + self.options.patience
+        return [Fetch(self.epoch, self.proposal.value, self.group.peers)]

@@ -13,6 +13,7 @@ MAX_MEMBERS = 4096
 MAX_PIECES = 12
 """Of one contribution; see `contributions.FREE_PIECES`."""
 MAX_ORDERS = 16
+MAX_ABOUT = 4096
 MAX_PARTS = 256
 MAX_EPOCH = 2**40
 NO_VOTE = 0
@@ -54,6 +55,7 @@ class Entry(Signed):
     """One member's signed contribution to a step: its pieces, and the orders that it knows of.
 
     :ivar orders: hashes of signed orders, sorted
+    :ivar about: what the ledger keeps beside them; agreement only signs it
     """
 
     wire: ClassVar[str] = "consensus/entry"
@@ -64,6 +66,7 @@ class Entry(Signed):
     voter: Voter
     pieces: Annotated[tuple[Piece, ...], Field(max_length=MAX_PIECES)] = ()
     orders: Annotated[tuple[Hash, ...], Field(max_length=MAX_ORDERS)] = ()
+    about: Annotated[str, Field(max_length=MAX_ABOUT)] = ""
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -89,7 +92,10 @@ class Entry(Signed):
 
 
 class Value(WireRecord):
-    """What one instance of Paxos decides on: who counts, and the average of exactly those."""
+    """What one instance of Paxos decides on: who counts, and the average of exactly those.
+
+    :ivar weights: samples that count of each entry, at most as many as it claims; see `Options.weigh`
+    """
 
     wire: ClassVar[str] = "consensus/value"
 
@@ -98,12 +104,21 @@ class Value(WireRecord):
     step: Count
     previous: Link
     counted: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_MEMBERS)]
+    weights: Annotated[tuple[Count, ...], Field(max_length=MAX_MEMBERS)]
     average: Hash
+
+    @model_validator(mode="after")
+    def _weighs_no_more_than_claimed(self) -> Self:
+        claims = [entry.samples for entry in self.counted]
+        if len(self.weights) != len(claims) or any(w > claim for w, claim in zip(self.weights, claims, strict=True)):
+            raise ValueError("each entry has one weight, at most its samples")
+        return self
 
     @cached_property
     def link(self) -> str:
         """Independent of signatures, epoch and group: one value may be certified in several epochs."""
-        entries = ",".join(entry.digest for entry in self.counted)
+        pairs = zip(self.counted, self.weights, strict=True)
+        entries = ",".join(f"{entry.digest}:{weight}" for entry, weight in pairs)
         return sha256(
             f"{self.wire}\0{self.run_id}\0{self.part}\0{self.step}\0{self.previous}\0{entries}\0{self.average}".encode()
         )
@@ -115,7 +130,8 @@ class Value(WireRecord):
 
     @property
     def samples(self) -> int:
-        return sum(entry.samples for entry in self.counted)
+        """That count."""
+        return sum(self.weights)
 
 
 class Accepted(Signed):

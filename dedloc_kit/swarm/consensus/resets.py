@@ -1,5 +1,6 @@
 """When the coordinator signs a reset by itself: the electorate is gone, or a better branch was left."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +11,7 @@ from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Goodbye, PartReset, Reset, Voter
 
+LAST_ROUNDS = 16
 MAX_OFFERS = 64
 """Branches that are collected for one choice."""
 
@@ -29,7 +31,7 @@ class Position:
 class ResetOptions:
     """Seconds. :ivar minimum: samples in a batch
 
-    :ivar lost: without any sign of a quorum until a reset; at least `rounds` times the longest round
+    :ivar lost: without any sign of a quorum until a reset; at least `rounds` times the longest of the last rounds
     :ivar heard: a peer heard so long ago is in reach
     :ivar waited: so long a contributor has waited at this head: before, this peer may be the one that is behind
     :ivar asleep: a tick later than this means that the process slept, and has to listen first
@@ -62,7 +64,7 @@ class ElectorateWatch:
 
     def __init__(self, options: ResetOptions, now: float) -> None:
         self.options = options
-        self._lost_after = options.lost
+        self._took: deque[float] = deque(maxlen=LAST_ROUNDS)
         self._seen: dict[PeerId, tuple[float, Position]] = {}
         self._goodbyes: dict[Voter, str] = {}
         self._proposals: set[object] = set()
@@ -81,7 +83,12 @@ class ElectorateWatch:
         self._quorum_at, self._proposals = now, set()
 
     def round_took(self, seconds: float) -> None:
-        self._lost_after = max(self._lost_after, self.options.rounds * seconds)
+        self._took.append(seconds)
+
+    @property
+    def lost_after(self) -> float:
+        """Seconds without a sign of a quorum."""
+        return max([self.options.lost, *(self.options.rounds * seconds for seconds in self._took)])
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -111,7 +118,7 @@ class ElectorateWatch:
             self._quorum_at = now
         if self._waits_since is None or now - self._waits_since < self.options.waited:
             return False
-        if now - self._quorum_at < self._lost_after and not self._all_have_left(chain.head, present):
+        if now - self._quorum_at < self.lost_after and not self._all_have_left(chain.head, present):
             return False
         self._quorum_at = now
         return True
@@ -127,10 +134,17 @@ class ElectorateWatch:
         return ballot is not None and ballot.proposal is None and ballot.has_quorum
 
     def _all_have_left(self, head: Instance, present: Sequence[Voter]) -> bool:
-        """Whether no quorum can come any more: with everybody that has not said goodbye there would be none."""
+        """Whether no quorum can come any more: there would be none with everybody that has not said goodbye, and is not
+        here as a new incarnation."""
         electorate = head.electorate
-        living = [voter for voter in electorate.weights if self._goodbyes.get(voter) is None or voter in present]
-        return not electorate.enough([*living, *present])
+        here = {position.voter.peer: position.voter for _, position in self._seen.values()}
+        anew = {
+            voter
+            for voter in electorate.weights
+            if here.get(voter.peer, voter).incarnation not in (NO_VOTE, voter.incarnation)
+        }
+        gone = (self._goodbyes.keys() | anew) - set(present)
+        return not electorate.enough([*(voter for voter in electorate.weights if voter not in gone), *present])
 
 
 class BranchChoice:

@@ -1,10 +1,11 @@
 """Which proposals and promises a participant believes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.messages import Group, Options, Promised, Proposal
-from dedloc_kit.swarm.consensus.records import NO_VOTE, Vote, Voter
+from dedloc_kit.swarm.consensus.records import NO_VOTE, Value, Vote, Voter
 from dedloc_kit.swarm.p2p.seams import Verifier
 
 
@@ -20,7 +21,22 @@ def check_membership(instance: Instance, group: Group, vote: Vote, options: Opti
         raise ValueError("the group's first epoch is too far ahead")
 
 
-def check_promised(instance: Instance, promised: Promised, verifier: Verifier) -> None:
+def check_places(places: Sequence[int], group: Group) -> None:
+    """Raises ValueError unless these are places of members, once each and in their order."""
+    if list(places) != sorted(set(places)) or (places and places[-1] >= len(group.members)):
+        raise ValueError("those who count are no members of the group")
+
+
+def check_old_value(instance: Instance, value: Value, options: Options, verifier: Verifier) -> None:
+    """Raises ValueError unless an honest voter could have accepted this value: one liar may say that it has."""
+    instance.check_value(value, verifier)
+    if value.weights != options.weigh(value.counted):
+        raise ValueError("other weights than the entries have")
+    if value.samples < options.minimum:
+        raise ValueError("fewer samples than a batch")
+
+
+def check_promised(instance: Instance, promised: Promised, options: Options, verifier: Verifier) -> None:
     """Raises ValueError unless the promise is signed and the value is the one that its vote names."""
     instance.check_promise(promised.promise, verifier)
     accepted, value = promised.promise.accepted, promised.value
@@ -29,7 +45,7 @@ def check_promised(instance: Instance, promised: Promised, verifier: Verifier) -
     if accepted is not None and value is not None:
         if (value.link, value.average) != (accepted.link, accepted.average):
             raise ValueError("another value than the vote names")
-        instance.check_value(value, verifier)
+        check_old_value(instance, value, options, verifier)
 
 
 @dataclass(frozen=True)
@@ -48,12 +64,11 @@ class ProposalCheck:
         if proposal.value is not None:
             if proposal.counted:
                 raise ValueError("both a new value and an old one")
-            self.instance.check_value(proposal.value, self.verifier)
+            check_old_value(self.instance, proposal.value, self.options, self.verifier)
             return
         places = proposal.counted
-        if list(places) != sorted(set(places)) or (places and places[-1] >= len(self.group.members)):
-            raise ValueError("those who count are no members of the group")
-        if sum(self.group.members[place].samples for place in places) < self.options.minimum:
+        check_places(places, self.group)
+        if sum(self.options.weigh([self.group.members[place] for place in places])) < self.options.minimum:
             raise ValueError("fewer samples than a batch")
 
     def proven(self, proposal: Proposal, vote: Vote) -> bool:
@@ -69,7 +84,8 @@ class ProposalCheck:
         newest = max(votes, key=lambda accepted: accepted.epoch, default=None)
         if (newest.link if newest is not None else None) != link:
             return False
-        if any(promise.epoch != proposal.epoch for promise in proposal.proof):
+        electorate = self.instance.electorate
+        if any(promise.epoch != proposal.epoch or promise.voter not in electorate for promise in proposal.proof):
             return False
         if not self.instance.electorate.enough(promise.voter for promise in proposal.proof):
             return False

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from dedloc_kit.swarm.consensus.chain import Chain
 from dedloc_kit.swarm.consensus.events import Persist, Send
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Vote, Voter
@@ -39,16 +38,16 @@ class VoteBook:
             return self._memory
         return instance.first_vote(self.voter)
 
-    def may_vote(self, chain: Chain) -> bool:
+    def may_vote(self, head: Instance) -> bool:
         """Nobody votes in an instance that its vote file has passed: it could vote there a second time."""
         if self.mute or self.left:
             return False
-        memory = self._memory
-        return memory is None or memory.term < chain.head.term or memory.previous in chain
+        memory = self._memory  # within a term there is one commit for each step
+        return memory is None or (memory.term, memory.step) <= (head.term, head.step)
 
-    def as_voter(self, chain: Chain) -> Voter:
+    def as_voter(self, head: Instance) -> Voter:
         """As whom it contributes to the next step."""
-        return self.voter if self.may_vote(chain) else self.voter._replace(incarnation=NO_VOTE)
+        return self.voter if self.may_vote(head) else self.voter._replace(incarnation=NO_VOTE)
 
     # Writing
 
@@ -59,11 +58,11 @@ class VoteBook:
         self._waiting += [(self._asked, send) for send in effect.then]
         return self._write_if_idle()
 
-    def retry(self, chain: Chain) -> list[Write]:
+    def retry(self, head: Instance) -> list[Write]:
         """After a failed write: perhaps the disk is well again."""
         if not self.mute or self._under_way or self.left:
             return []
-        return self.persist(Persist(self._memory or self.vote(chain.head), ()))
+        return self.persist(Persist(self._memory or self.vote(head), ()))
 
     def _write_if_idle(self) -> list[Write]:
         if self._under_way or self._asked == self._done or self._memory is None:

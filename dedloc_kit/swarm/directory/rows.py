@@ -5,19 +5,12 @@ receipts, and the step's number. Nobody has to be asked, no summary can change i
 do not meet anyhow.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dedloc_kit.records.steps import Receipt
 from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, cell_of, cells_of, share_of
 
-MAX_GROUP = 64
-"""More peers than that are divided."""
 COPIED_ROWS = 8
 """From so many rows on what all ask for lies in copies: a thousand peers would ask one node for 4 MB a second."""
-STEPS_LOOKED_AT = 4
-"""Of the last steps the one with the most peers says how many there are: one bad round does not move everyone."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +49,3 @@ class Division:
 
 
 ONE = Division()
-
-
-def rows_for(peers: int) -> int:
-    """Into how many rows so many peers are divided: as few as can be of at most 64 on average, so more than 32.
-
-    In smaller ones the death of one reducer would cost its row too much: its share travels once more, and is the larger
-    the fewer they are. In larger ones a peer would have too many streams.
-    """
-    return 1 if peers <= MAX_GROUP else min(CELLS, 2 ** math.ceil(math.log2(peers / MAX_GROUP)))
-
-
-def divided(step: int, receipts: Sequence[Receipt]) -> Division:
-    """How those are divided who hold the parameters of this step.
-
-    :param receipts: of the steps that led to it, the last one last
-    """
-    return Division(rows_for(max((len(r.signed) for r in receipts[-STEPS_LOOKED_AT:]), default=0)), step)

@@ -103,7 +103,9 @@ class KeyVerifier:
 
     def valid(self, author: str, content: bytes, signature: str) -> bool:
         try:
-            return identity.opened(SignedDigest, b64decode(signature, validate=True)) == (author, _digest(content))
+            signed = b64decode(signature, validate=True)
+            one_spelling = b64encode(signed).decode() == signature
+            return one_spelling and identity.opened(SignedDigest, signed) == (author, _digest(content))
         except ValueError:
             return False
 

@@ -13,15 +13,14 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.train.state.no_state import NoState
 from dedloc_kit.learning.train.state.state import Position
-from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import decode
-from dedloc_kit.swarm.network.unpacking import unpack
-from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep
+from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep, missed_step
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.finished_step import decay_in, opened
-from dedloc_kit.swarm.transfer.contents import AverageInfo
+from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.transfer.protocol import Header
 
 DONORS_ASKED = 3
@@ -34,10 +33,10 @@ class Alongside:
     """In place of `CatchUp`, of which it has the methods."""
 
     def __init__(
-        self, state: NoState, exchange: Exchange, tracker: Tracker, signer: Signer, stop: threading.Event
+        self, state: NoState, exchange: Exchange, tracker: Tracker, branch: StateBranch, stop: threading.Event
     ) -> None:
         self._state, self._exchange, self._tracker = state, exchange, tracker
-        self._signer, self._stop = signer, stop
+        self._branch, self._stop = branch, stop
 
     def behind(self) -> bool:
         """Are the others elsewhere?"""
@@ -53,24 +52,32 @@ class Alongside:
             except Exception as error:
                 _log.warning("the swarm's directory does not answer (%.100r)", error)
             newest = self._newest()
-            if newest.step or self._tracker.belief.organizer in self._tracker.others():
-                self._move(newest)
+            heard = newest.step or self._tracker.belief.organizer in self._tracker.others()
+            if heard and self._move(newest):
                 return True
         return False
 
     def follow(self) -> list[MissedStep]:
-        """Be where the others are; the steps that were missed, in order, as far as somebody still tells of them.
-
-        Their receipts are wanted, where there are rows: without one this peer does not know its own, and learns it with
-        the next step.
-        """
-        missed = list[MissedStep]()
-        while (newest := self._newest()).step > self._state.step and not self._stop.is_set():
-            found = self._next(newest)
-            if found is None:
+        """Be where the others are; the steps that were missed, in order, as far as somebody still tells of them."""
+        newest, missed = self._newest(), list[MissedStep]()
+        donors = self._donors(newest)
+        followed = self._branch.follow(donors) if donors else None
+        for encoded in followed.records if followed is not None and followed.head is not None else ():
+            record = files.decode(encoded, *files.RECORDS)
+            try:
+                step = missed_step(self._branch.reader, record)
+            except ValueError as error:
+                self._tracker.reject(f"a missed step: {error}")
                 break
-            missed.append(found)
-        if self.behind():
+            if isinstance(record, Commit):
+                self._state.count(step.receipt, self._branch.decay_in(step.contributions))
+            else:
+                self._state.move(Position(record.step - 1, record.link))
+            missed.append(step)
+        if missed:
+            self._branch.renew()
+            self._tracker.belief.reached(self._state.step, float(get_dht_time()))
+        if self.behind() and not self._stop.is_set():
             self._move(self._newest())
         return missed
 
@@ -81,37 +88,33 @@ class Alongside:
     def _newest(self) -> Position:
         return self._tracker.newest(self._state.position)
 
-    def _move(self, position: Position) -> None:
-        self._state.move(position)
-        self._tracker.belief.reached(position.step, float(get_dht_time()))
-
-    def _next(self, newest: Position) -> MissedStep | None:
-        """The step after this peer's, as those tell it who hold the newest state."""
-        donors = [peer for peer, progress in self._tracker.at(*newest).items() if not progress.client_mode]
-        for donor in random.sample(donors, min(DONORS_ASKED, len(donors))):
-            header = _answered(self._exchange.transfers.ask_for_average(donor, self._state.round))
+    def _move(self, position: Position) -> bool:
+        """Go to a state of the others by what one of them says of it; False if none answers."""
+        for donor in self._donors(position):
+            header = _answered(self._exchange.transfers.ask_for_state(donor))
             if header is None or header.answer != "here":
                 continue
             try:
-                return self._take(AverageInfo.parse(decode(header.metadata)), newest)
-            except (ValueError, TypeError) as error:
-                self._tracker.reject(f"a missed step: {error}")
-        return None
+                metadata = decode(header.metadata)
+                info = StateInfo.parse(metadata["info"])
+                there = info.step == position.step and position.round in ("", *info.rounds[-1:])
+                if not there and info.step <= position.step:
+                    raise ValueError("it is not where the others are")
+                head = self._branch.at(info, metadata["anchor"])
+            except (ValueError, TypeError, KeyError) as error:
+                self._tracker.reject(f"where the run is: {error}")
+                continue
+            self._state.move(Position(info.step, head.instance.previous))
+            self._branch.moved(head)
+            self._tracker.belief.reached(info.step, float(get_dht_time()))
+            return True
+        return False
 
-    def _take(self, info: AverageInfo, newest: Position) -> MissedStep:
-        """Raises ValueError if it is not the next step, on the way to the newest one."""
-        step, state = self._state.step + 1, self._state
-        led_there = step < newest.step or info.round == newest.round
-        if (info.after, info.step) != (state.round, step) or not led_there:
-            raise ValueError("it is not the next one")
-        signed = tuple(unpack(info.metadata))
-        organizer = self._tracker.belief.organizer
-        contributions: dict[str, Contribution] = opened(self._signer, state.run, organizer, step, info.round, signed)
-        latest = max((c.time for c in contributions.values()), default=0.0)
-        receipt = Receipt(step=step, round=info.round, time=latest, seconds=0.0, signed=signed)
-        state.count(receipt, decay_in(self._signer, state.run_id, contributions.values(), organizer, state.rewound))
-        self._tracker.belief.reached(step, float(get_dht_time()))
-        return receipt, contributions
+    def _donors(self, newest: Position) -> list[str]:
+        """Some of those who hold this state and can be asked."""
+        able = self._tracker.at(*newest).items()
+        donors = [peer for peer, progress in able if progress.holds_state and not progress.client_mode]
+        return random.sample(donors, min(DONORS_ASKED, len(donors)))
 
 
 def _answered(answer: Future[Header | None]) -> Header | None:

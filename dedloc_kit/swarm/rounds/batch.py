@@ -4,7 +4,7 @@ the one after."""
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -12,7 +12,6 @@ from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS, Accumulator
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.trust.weight import Counting
 
@@ -25,11 +24,6 @@ DISTRUSTED_STEPS = 8
 """Global steps for which only what is told counts, after that."""
 
 _log = logging.getLogger(__name__)
-
-
-def samples_of(counting: Counting, mine: int, peers: Mapping[str, Progress], rows: Iterable[Row]) -> int:
-    """What counts of what this peer has and of all that these have told."""
-    return counting.samples(mine, peers) + sum(row.samples for row in rows)
 
 
 class Batch:
@@ -60,7 +54,6 @@ class Batch:
         self.fixed = False
         self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
-        self._rows: Collection[Row] = ()  # what was last said of the other ones
 
     def holds(self, wanted: Callable[[], float], beside: Callable[[], int]) -> None:
         """Let somebody else say how many samples it has, and how many of this peer's are not among these."""
@@ -100,26 +93,22 @@ class Batch:
         if averaging.allow_overflow:
             return False
         mine = self._own_rate()
-        near = [told for peer, told in self._tracker.others().items() if self._tracker.is_near(peer)]
-        told: Iterable[Progress | Row] = (*near, *self._rows)
-        rate = mine + sum(said.samples_per_second for said in told)
+        rate = mine + sum(told.samples_per_second for told in self._tracker.others().values())
         return mine > 0 and self._counter.pending * rate >= self._run.global_batch * mine
 
-    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress], rows: Collection[Row] = ()) -> None:
+    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress]) -> None:
         """Fix this peer's part as soon as the batch is full; open it if it is not. Not while a round has begun.
 
         :param in_sync: whose samples count
         :param late: who is about to have finished the last round: it has computed about as long since as this peer
-        :param rows: the others whose samples count, where peers are divided into rows
         """
-        self._rows = rows
         if self._run.averaging.allow_overflow:
             return
-        told, now = samples_of(self._counting, self.samples, in_sync, rows), time.monotonic()
+        told, now = self._counting.samples(self.samples, in_sync), time.monotonic()
         wanted = self.wanted
         # Where it is known what the batch holds nobody has to guess.
         trusted = self._state.step >= self._distrusted_until and self._wanted is None
-        untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
+        untold = self._untold(in_sync.values(), late) if trusted else 0.0
         if told + untold < wanted:
             self.open()
         elif not self.fixed:
@@ -176,11 +165,6 @@ class Batch:
             return 0.0
         then, by_now = (max(0, math.floor((t - progress.computed) / each - LATE)) for t in (progress.time, now))
         return progress.samples_per_second * each * (by_now - then)
-
-    def _row_since(self, row: Row) -> float:
-        """The same of a row, whose peers may all be in the middle of a microbatch."""
-        since = float(get_dht_time()) - row.time - row.boundary_seconds
-        return row.filling * max(0.0, since) if self._tracker.looked - row.time <= QUIET_SECONDS else 0.0
 
     def _own_rate(self) -> float:
         return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0

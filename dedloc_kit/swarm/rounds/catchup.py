@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hivemind.utils import get_dht_time
@@ -14,26 +15,69 @@ from dedloc_kit.learning.train.state.state import START, Position, TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.swarm.averaging.encoding.codec import decode_all, read_part
+from dedloc_kit.swarm.allreduce.encoding.codec import decode_all, read_part
+from dedloc_kit.swarm.allreduce.parts import digest_of
+from dedloc_kit.swarm.averaging.entries import EntryReader
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.consensus.chain import ChainRecord
+from dedloc_kit.swarm.consensus.records import Commit, Reset
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.finished_step import decay_in, opened, rewind_in, told
+from dedloc_kit.swarm.rounds.finished_step import check_signed, receipt_of, record_in
+from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.stored import StoredCopies
-from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
-from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout, version_of
-from dedloc_kit.swarm.trust.weight import claimed, claims_in
+from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
+from dedloc_kit.swarm.transfer.contents import ExpectedState, StateLayout, version_of
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
 LOAD_RESTARTS = 8
 """How often the swarm may have moved on when a download of its state has just begun."""
 
-MissedStep = tuple[Receipt, dict[str, Contribution]]
+PEERS_FOLLOWED = 3
+"""That are asked for records, one after the other."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MissedStep:
+    """A record that led to this peer's state, of a round in which it did not take part.
+
+    :ivar contributions: none of a reset
+    :ivar weights: how many samples of each count
+    :ivar is_step: whether it is a step of the run, not only new voters
+    """
+
+    receipt: Receipt
+    contributions: dict[str, Contribution]
+    weights: dict[str, int]
+    is_step: bool = True
+
+    @property
+    def rollback(self) -> Reset | None:
+        """What a person chose, if this step took over an earlier state."""
+        record = record_in(self.receipt)
+        return record if isinstance(record, Reset) and record.chosen else None
+
+    @property
+    def pieces(self) -> frozenset[str]:
+        """Names of the gradients that count."""
+        record = record_in(self.receipt)
+        entries = record.value.counted if isinstance(record, Commit) else ()
+        return frozenset(piece.hash for entry in entries for piece in entry.pieces)
+
+
+def missed_step(reader: EntryReader, record: ChainRecord, receipt: Receipt | None = None) -> MissedStep:
+    """Raises ValueError if its contributions cannot be read."""
+    if isinstance(record, Reset):
+        return MissedStep(receipt or receipt_of(record, float(get_dht_time())), {}, {}, record.chosen)
+    contributions = reader.in_commit(record)
+    latest = max(contribution.time for contribution in contributions.values())
+    weights = dict(zip(contributions, record.value.weights, strict=True))
+    return MissedStep(receipt or receipt_of(record, latest), contributions, weights)
 
 
 class CatchUp:
@@ -48,14 +92,16 @@ class CatchUp:
         state: TrainingState,
         exchange: Exchange,
         tracker: Tracker,
-        signer: Signer,
+        branch: StateBranch,
         profile: Profile,
         stop: threading.Event,
         on_loading: Callable[[int, int], None],
     ) -> None:
-        self._state, self._exchange, self._tracker = state, exchange, tracker
-        self._run, self._signer, self._profile, self._stop = state.run, signer, profile, stop
+        self._state, self._exchange, self._tracker, self._branch = state, exchange, tracker, branch
+        self._run, self._profile, self._stop = state.run, profile, stop
         self._on_loading = on_loading
+        self._reader = branch.reader
+        self._due: list[ChainRecord] = []  # that the branch has taken and the state has not
         self._checked = self._run.trust.checks == "on"
         """Then whoever is given anything false would seem to cheat."""
         state_bucket = self._run.averaging.state_bucket
@@ -72,7 +118,7 @@ class CatchUp:
 
     def follow(self) -> list[MissedStep]:
         """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
-        missed = self._take_averages()
+        missed = self._take_records()
         if self.behind() and not self._stop.is_set():
             before = self._state.position
             known = {before.step: before.round} | {receipt.step: receipt.round for receipt in self._state.receipts}
@@ -96,13 +142,17 @@ class CatchUp:
     def led_here(self) -> MissedStep | None:
         """The step that led to this peer's state, if its receipt came with that, as it does from whoever is at work;
         with a checkpoint none comes, and those of before may be gone for good."""
-        for receipt in self._state.receipts:
-            if (receipt.step, receipt.round) == self._state.position:
-                try:
-                    return receipt, self._opened(receipt)
-                except ValueError as error:
-                    self._tracker.reject(f"the receipt of a step: {error}")
+        for receipt in reversed(self._state.receipts):
+            if receipt.step == self._state.step:
+                return self._read(receipt)
         return None
+
+    def _read(self, receipt: Receipt) -> MissedStep | None:
+        try:
+            return missed_step(self._reader, record_in(receipt), receipt)
+        except ValueError as error:
+            self._tracker.reject(f"the receipt of a step: {error}")
+            return None
 
     # Whether
 
@@ -118,62 +168,84 @@ class CatchUp:
     def _holds_first(self) -> bool:
         """Is the run where it begins, and has this peer made the state there itself, as the organizer has by its word?
         Other software may have drawn other weights."""
-        organizer = self._tracker.at(*START).get(self._tracker.belief.organizer)
-        begins = self._state.position == START == self._tracker.newest(START)
-        return begins and organizer is not None and not self._state.differs(organizer.sketch)
+        organizer = self._tracker.belief.organizer
+        progress = self._tracker.others().get(organizer)
+        begins = self._state.position == START and self._tracker.newest(START).step == 0
+        if not begins or progress is None or progress.step or self._state.differs(progress.sketch):
+            return False
+        header = self._exchange.transfers.ask_for_state(organizer).result()
+        if header is None or header.answer != "here":
+            return False
+        try:
+            metadata = decode(header.metadata)
+            if StateInfo.parse(metadata["info"]).step:
+                return False
+            self._branch.start_at(metadata["anchor"])
+        except (ValueError, TypeError, KeyError) as error:
+            self._tracker.reject(f"where the run begins: {error}")
+            return False
+        return True
 
-    # Averages that we missed
+    # Steps that we missed
 
-    def _take_averages(self) -> list[MissedStep]:
-        missed, tracker = list[MissedStep](), self._tracker
-        while not self._stop.is_set():
-            newest = self._tracker.newest(self._state.position)
-            donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
-            if not donors:
+    def _take_records(self) -> list[MissedStep]:
+        """Follow the branch of the others, as far as their averages are to be had."""
+        newest = self._tracker.newest(self._state.position)
+        donors = self._to_ask(self._tracker.at(*newest)) if newest != self._state.position else []
+        if self._branch.head is None or not donors:
+            return []
+        if not self._due:
+            asked = random.sample(donors, min(PEERS_FOLLOWED, len(donors)))
+            followed = self._branch.follow(asked)
+            if followed.head is None or followed.left:
+                return []
+            self._due = [files.decode(record, *files.RECORDS) for record in followed.records]
+        missed = list[MissedStep]()
+        while self._due and not self._stop.is_set():
+            step = self._take(self._due[0], donors)
+            if step is None:
                 break
-            max_bytes = 4 * self._state.layout.size + 2**20
-            found = self._stored.average_after(self._state.round, max_bytes)
-            certain = found is not None or not self._checked
-            found = found or self._exchange.transfers.download_average(
-                self._state.round, donors, check=read_part, max_bytes=max_bytes, stop=self._stop
-            )
-            if found is None:
-                break
-            if not certain and not confirmed(found, self._exchange.transfers.ask_for_digest, tracker, self._stop):
-                tracker.reject("a missed average: nobody whose word counts confirms it")
-                break
-            try:
-                missed.append(self._take(found))
-            except (ValueError, TypeError) as error:
-                self._tracker.reject(f"a missed average: {error}")
-                break
+            missed.append(step)
+            del self._due[0]
+        if not self._due:
+            self._branch.renew()
         return missed
 
-    def _take(self, found: RecentAverage) -> MissedStep:
-        """Take the step with an average that others made; raises ValueError if it is not the next one."""
-        if found.step != self._state.step + 1:
-            raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
-        signed = tuple(unpack(found.metadata))
-        organizer = self._tracker.belief.organizer
-        contributions = opened(self._signer, self._run, organizer, found.step, found.round, signed)
-        grouping, claims = self._exchange.grouping, claims_in(contributions)
-        # Of rows it is not known here who was weighed with whom: whoever leads may move clients to another one.
-        one_group = grouping.division(self._state.step, self._state.receipts).rows == 1
-        counted = (grouping.weigh if one_group else claimed)(claims)
-        if not grouping.enough_samples(sum(counted.values())):
-            raise ValueError("there are too few samples in it")
-        average = decode_all(found.parts, self._state.layout.size)
-        receipt = Receipt(
-            step=found.step,
-            round=found.round,
-            time=max(c.time for c in contributions.values()),
-            seconds=0.0,
-            signed=signed,
+    def _take(self, record: ChainRecord, donors: Sequence[str]) -> MissedStep | None:
+        """Move the state by one record; None if that is not possible."""
+        if isinstance(record, Reset):
+            if record.chosen:
+                return None  # another state, which has to be loaded
+            self._state.go_on_from(record.link, self._state.anchor)
+            return missed_step(self._reader, record)
+        average = self._average_of(record, donors)
+        if average is None:
+            return None
+        try:
+            step = missed_step(self._reader, record)
+        except ValueError as error:
+            self._tracker.reject(f"a missed step: {error}")
+            return None
+        self._state.apply(average, step.receipt, self._branch.decay_in(step.contributions))
+        self._tracker.belief.reached(step.receipt.step, float(get_dht_time()))
+        return step
+
+    def _average_of(self, commit: Commit, donors: Sequence[str]) -> Tensor | None:
+        """The average that a commit names: no other one is taken, whoever gives it."""
+        max_bytes = 4 * self._state.layout.size + 2**20
+        found = self._stored.average_after(commit.previous, max_bytes) or self._exchange.transfers.download_average(
+            commit.previous, donors, check=read_part, max_bytes=max_bytes, stop=self._stop
         )
-        decay = decay_in(self._signer, self._run.run_id, contributions.values(), organizer, self._state.rewound)
-        self._state.apply(average, receipt, decay)
-        self._tracker.belief.reached(receipt.step, float(get_dht_time()))
-        return receipt, contributions
+        if found is None:
+            return None
+        if digest_of(found.parts) != commit.value.average:
+            self._tracker.reject("a missed average: it is not the one that the commit names")
+            return None
+        try:
+            return decode_all(found.parts, self._state.layout.size)
+        except ValueError as error:
+            self._tracker.reject(f"a missed average: {error}")
+            return None
 
     # The whole state
 
@@ -200,7 +272,7 @@ class CatchUp:
         found = self._stored.state(expected, self._state.position, wanted, like)
         if found is None or not self._took_over(found, 0):
             return False
-        self._take_averages()
+        self._take_records()
         return True
 
     def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
@@ -240,7 +312,10 @@ class CatchUp:
             verdict = "right" if witnesses is None else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
+            head = self._branch.at(info, metadata["anchor"])
             self._state.load(self._but_buffers(tensors), info, receipts)
+            self._branch.moved(head)
+            self._due = []
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("a downloaded state was refused: %s", error)
             return False
@@ -284,11 +359,11 @@ class CatchUp:
         return reachable or ([] if self._profile.client_mode else list(donors))
 
     def _genuine(self, receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
-        """Without those that hold an order which the organizer did not give: the state is proven, they are not."""
+        """Without those that hold what nobody has signed: the state is proven, they are not."""
         kept = []
         for receipt in receipts:
             try:
-                rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
+                check_signed(record_in(receipt), self._tracker.belief.organizer)
                 kept.append(receipt)
             except ValueError as error:
                 self._tracker.reject(f"the receipt of a step: {error}")
@@ -300,18 +375,9 @@ class CatchUp:
         for receipt in self._state.receipts:
             replaced = receipt.round != known.get(receipt.step, receipt.round)
             if step < receipt.step <= self._state.step or replaced:
-                try:
-                    missed.append((receipt, self._opened(receipt)))
-                    rewind = rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
-                    if rewind is not None:
-                        _log.warning(told(rewind))
-                except ValueError as error:
-                    self._tracker.reject(f"the receipt of a step: {error}")
+                found = self._read(receipt)
+                missed += [found] if found is not None else []
         return missed
-
-    def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
-        organizer = self._tracker.belief.organizer
-        return opened(self._signer, self._run, organizer, receipt.step, receipt.round, receipt.signed)
 
     def _look(self) -> None:
         try:

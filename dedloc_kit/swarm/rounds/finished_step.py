@@ -1,45 +1,45 @@
-"""What a finished global step was made of, as its members signed it."""
+"""What a finished global step was made of, as its commit or reset says."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.config.run import RunConfig
-from dedloc_kit.records.orders import Decay, DecayOrder, Rewind
+from dedloc_kit.records.orders import Decay, DecayOrder
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
-from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.consensus.chain import ChainRecord
+from dedloc_kit.swarm.consensus.records import Commit, Reset
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
-from dedloc_kit.swarm.trust.standing import check_standing
+from dedloc_kit.swarm.p2p.adapters import KeyVerifier
 
 
-def opened(
-    signer: Signer, run: RunConfig, organizer: str, step: int, round: str, signed: tuple[bytes, ...]
-) -> dict[str, Contribution]:
-    """Contributions to a step by peer; raises ValueError if one is not what it should be."""
-    kind = contribution_kind(run.trust)
-    contributions = dict(signer.open(kind, contribution) for contribution in signed)
-    for peer, contribution in contributions.items():
-        check_standing(signer, organizer, peer, contribution)
-        if possible(contribution, run.run_id, run.global_batch).step != step:
-            raise ValueError("a contribution is of another step")
-        if isinstance(contribution, Pledged) and contribution.group != round:
-            raise ValueError("a contribution was pledged to another round")
-    return contributions
+def receipt_of(record: ChainRecord, time: float, seconds: float = 0.0) -> Receipt:
+    """Of the step that a record led to; a reset that a person chose takes over an earlier state with its step.
+
+    :param time: when the step was taken; :param seconds: from the full batch to the averaged gradient
+    """
+    step = record.value.step if isinstance(record, Commit) else record.step - 1
+    return Receipt(step=step, round=record.link, time=time, seconds=seconds, record=files.encode(record))
 
 
-def rewind_in(signer: Signer, run_id: str, receipt: Receipt, organizer: str) -> Rewind | None:
-    """The order that stands in the receipt of a step, if one does; raises ValueError unless it is the organizer's for
-    this very step."""
-    if not receipt.rewind:
-        return None
-    author, rewind = signer.open(Rewind, receipt.rewind)
-    if author != organizer:
-        raise ValueError("it holds a rewind that the organizer did not order")
-    if (rewind.run_id, rewind.step, rewind.round) != (run_id, receipt.step, receipt.round) or receipt.signed:
-        raise ValueError("it holds a rewind of another step")
-    return rewind
+def record_in(receipt: Receipt) -> ChainRecord:
+    """Raises ValueError unless the receipt holds the record that it names."""
+    record: ChainRecord = files.decode(receipt.record, *files.RECORDS)
+    step = record.value.step if isinstance(record, Commit) else record.step - 1
+    if (record.link, step) != (receipt.round, receipt.step):
+        raise ValueError("the receipt of another step")
+    return record
+
+
+def check_signed(record: ChainRecord, organizer: str) -> None:
+    """Raises ValueError unless a record that came without its chain is signed by those that it names."""
+    verifier = KeyVerifier()
+    if isinstance(record, Reset):
+        record.check_signature(organizer, verifier)
+    else:
+        for entry in record.value.counted:
+            entry.verify(verifier)
 
 
 def decay_in(signer: Signer, run_id: str, contributions: Iterable[Contribution], organizer: str, rewound: int) -> int:
@@ -74,10 +74,10 @@ def falling(decay: Decay) -> str:
     )
 
 
-def told(rewind: Rewind) -> str:
-    """A rewind in words."""
-    rate = "" if rewind.rate == 1 else f", with {rewind.rate:.4g} times its learning rate"
-    return f"the organizer lets global step {rewind.step} take over the state of step {rewind.checkpoint}{rate}"
+def told(step: int, state: str, factor: float) -> str:
+    """A rollback in words. :param state: which one, as far as this peer knows"""
+    rate = "" if factor == 1 else f", with {factor:.4g} times its learning rate"
+    return f"the organizer lets global step {step} take over {state}{rate}"
 
 
 def global_step(

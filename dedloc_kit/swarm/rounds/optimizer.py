@@ -6,7 +6,6 @@ the step on a copy of the parameters, which each device takes over between two m
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
-import hashlib
 import logging
 import threading
 import time
@@ -26,18 +25,21 @@ from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.no_state import NoState
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.records.orders import Decay, Instructions, Rewind
+from dedloc_kit.records.orders import Decay, Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.branch import Anchored
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.alongside import Alongside
-from dedloc_kit.swarm.rounds.catchup import CatchUp
+from dedloc_kit.swarm.rounds.catchup import CatchUp, MissedStep
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.finished_step import decay_in, decay_order, falling, global_step, told
+from dedloc_kit.swarm.rounds.finished_step import decay_order, falling, global_step, receipt_of, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.timing import Idling
 from dedloc_kit.swarm.rounds.together import Together
 
@@ -46,6 +48,8 @@ SETTLING_SECONDS = 6.0
 """So long after its start a peer that hears others has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
+LOOK_SECONDS = 1.0
+"""So often the organizer's peer looks whether the voters are gone."""
 AHEAD_SECONDS = 1.0
 """So often somebody who waits may see to other things."""
 IDLES_PER_LOOK = 4
@@ -121,12 +125,14 @@ class CollaborativeOptimizer:
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile)
+        self.branch = StateBranch(exchange.host, state, tracker, signer, exchange.grouping.weigh)
+        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile, self.branch)
+        self._looked = 0.0  # when the organizer's peer last looked whether the voters are gone
         self._catch_up: CatchUp | Alongside
         if isinstance(state, NoState):
-            self._catch_up = Alongside(state, exchange, tracker, signer, caller.stop)
+            self._catch_up = Alongside(state, exchange, tracker, self.branch, caller.stop)
         else:
-            self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
+            self._catch_up = CatchUp(state, exchange, tracker, self.branch, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
 
@@ -141,8 +147,12 @@ class CollaborativeOptimizer:
         for replica in range(len(self._replicas)):
             self.refresh(replica)
         self._began = time.monotonic()
+        try:
+            self.branch.begin()
+        except ValueError as error:
+            raise UserError(f"the training state does not say where the run stands ({error}); join again") from None
         if (led_here := self._catch_up.led_here()) is not None:
-            self._learn(*led_here)
+            self._learn(led_here)
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
@@ -173,6 +183,7 @@ class CollaborativeOptimizer:
             self._apply(complete)
         if self.tracker.is_alive() and self._error is None:
             self._hand_over()
+            self.branch.leave()
         self.tracker.leave()
         self._exchange.host.stop()
 
@@ -404,26 +415,39 @@ class CollaborativeOptimizer:
                 self._report()  # the round came to nothing: its samples count toward the next one
         elif self._catch_up.behind():
             self._follow_the_swarm()
+        elif self._looks_for_voters() and self.branch.look(self.tracker.others()):
+            self._report()
         elif self.step < self.last_step:
-            complete = self._rounds.gather_if_due(self.samples_per_second)
+            self._rounds.gather_if_due(self.samples_per_second)
         if complete is not None:
             self._apply(complete)
 
+    def _looks_for_voters(self) -> bool:
+        """Is it time for the organizer's peer to look whether they are gone?"""
+        now = time.monotonic()
+        if self._signer.peer != self.tracker.belief.organizer or now < self._looked + LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
+
     def _apply(self, outcome: RoundResult) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
-        receipt = Receipt(
-            step=self.step + 1,
-            round=outcome.id,
-            time=get_dht_time(),
-            seconds=outcome.seconds,
-            signed=outcome.signed,
-        )
-        began, counts = time.monotonic(), self._signer.peer in outcome.contributions
-        if counts:  # before a device can take over the parameters that this is in
+        commit = outcome.commit
+        assert commit is not None
+        try:
+            head = self.branch.take(commit)
+        except ValueError as error:
+            _log.warning("global step %d is not taken: %s", commit.value.step, error)
+            return
+        receipt = receipt_of(commit, get_dht_time(), outcome.seconds)
+        pieces = {piece.hash for entry in commit.value.counted for piece in entry.pieces}
+        began, counts = time.monotonic(), not outcome.offered or outcome.offered in pieces
+        if outcome.offered and counts:  # before a device can take over the parameters that this is in
             self._accumulator.mark_applied()
         with self._exchange.averager.vector.held() as average:
-            self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
+            self.state.apply(average, receipt, self.branch.decay_in(outcome.contributions))
         done = time.monotonic()
+        self.branch.moved(head)
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
@@ -431,16 +455,12 @@ class CollaborativeOptimizer:
         if not counts:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
+            self._accumulator.confirm(pieces)
             self._rounds.batch.drop_stale()
-        taken = self._rounds.weights(outcome.contributions)
-        self.tracker.belief.took(receipt.step, receipt.time, taken)
-        self._rounds.stepped(taken)  # before it tells: what it computed since is open
+        self.tracker.belief.took(receipt.step, receipt.time, outcome.weights)
+        self._rounds.stepped(outcome.weights)  # before it tells: what it computed since is open
         self._report()
         self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)
-
-    def _ordered_in(self, contributions: Mapping[str, Contribution]) -> int:
-        organizer, rewound = self.tracker.belief.organizer, self.state.rewound
-        return decay_in(self._signer, self.run.run_id, contributions.values(), organizer, rewound)
 
     def _newest_known(self) -> bool:
         """Is nobody further, as far as this peer has had the time to hear?"""
@@ -455,19 +475,22 @@ class CollaborativeOptimizer:
             return False
         self._rounds.call_off()  # a group that gathers for a batch may do so for ever
         (tensors, info), now = found, float(get_dht_time())
-        # The same order at the same step leads to the same state, also by a coordinator that was started anew.
-        name = f"{self.run.run_id} rewind {info.step} {rate} {after} {step}"
-        round_id = hashlib.sha256(name.encode()).hexdigest()[:40]
-        rewind = Rewind(run_id=self.run.run_id, step=step, round=round_id, checkpoint=info.step, rate=rate, time=now)
-        receipt = Receipt(step=step, round=round_id, time=now, seconds=0.0, signed=(), rewind=self._signer.sign(rewind))
+        try:
+            head = self.branch.take_over(step, info, rate)
+        except (ValueError, OSError) as error:
+            _log.warning("the run does not go back yet: %s", error)
+            return False
+        reset = files.decode(head.anchor, Anchored).anchor.reset
+        receipt = receipt_of(reset, now)
         self.state.go_back(tensors, info, receipt, rate)
+        self.branch.moved(head)
         self._going_back = None
         self._stepped = 0.0
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
         self._rounds.stepped({})
         self._report()
-        _log.warning(told(rewind))
+        _log.warning(told(step, f"the state of step {info.step}", rate))
         self._tell(receipt, {}, {})
         return True
 
@@ -496,26 +519,25 @@ class CollaborativeOptimizer:
 
     def _follow_the_swarm(self) -> None:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
-        rewound, without = self.state.rewound, set()
-        for receipt, contributions in self._catch_up.follow():
-            if self._signer.peer in contributions:
-                self._accumulator.confirm([receipt.round])
-            else:
-                without.add(receipt.round)  # the round went on, and what this peer brought was left out
-            self._learn(receipt, contributions)
-            self._tell(receipt, contributions, {})
+        rewound = self.state.rewound
+        for missed in self._catch_up.follow():
+            self._accumulator.confirm(missed.pieces)
+            self._learn(missed)
+            if missed.rollback is not None:
+                _log.warning(told(missed.receipt.step, "an earlier state", missed.rollback.rate))
+            if missed.is_step:
+                self._tell(missed.receipt, missed.contributions, {})
         self._stepped = 0.0
-        self._accumulator.confirm([name for name in self.state.rounds if name not in without])
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.batch.open()
         self._rounds.batch.drop_stale()
         self._report()
 
-    def _learn(self, receipt: Receipt, contributions: Mapping[str, Contribution]) -> None:
+    def _learn(self, missed: MissedStep) -> None:
         """This peer holds the parameters that a step led to which it did not take itself."""
-        self._rounds.counting.saw(contributions)
-        self._rounds.stepped(self._rounds.weights(contributions), max(0.0, float(get_dht_time()) - receipt.time))
+        self._rounds.counting.saw(missed.contributions)
+        self._rounds.stepped(missed.weights)
 
     def _report(self) -> None:
         files, unreadable_files, bad_rows = self._left_out()
@@ -525,6 +547,7 @@ class CollaborativeOptimizer:
                 run_id=self.run.run_id,
                 step=self.step,
                 round=self.state.round,
+                incarnation=self.branch.incarnation,
                 samples=self.samples,
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
@@ -542,6 +565,5 @@ class CollaborativeOptimizer:
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
-            self._exchange.grouping.division(self.step, self.state.receipts),
-            self._rounds.counting,
+            counting=self._rounds.counting,
         )

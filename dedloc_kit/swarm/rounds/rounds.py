@@ -1,9 +1,8 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -11,24 +10,21 @@ from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.records.steps import MAX_LOSS, Contribution, LeftOut
-from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.records.steps import LABEL, MAX_LOSS, Contribution, LeftOut
+from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest, Member
+from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
-from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.batch import Batch, samples_of
-from dedloc_kit.swarm.rounds.companions import Companions
+from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.missing import Missing
-from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.sought import Sought
+from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
-from dedloc_kit.swarm.trust.pledge import nothing_pledged
-from dedloc_kit.swarm.trust.weight import Counting, claims_in, in_rows
+from dedloc_kit.swarm.trust.weight import Counting
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
@@ -51,8 +47,9 @@ class Rounds:
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
+        branch: StateBranch,
     ) -> None:
-        self._run, self._state = state.run, state
+        self._run, self._state, self._branch = state.run, state, branch
         self._accumulator, self._counter = accumulator, accumulator.counter
         self._averager, self._grouping = exchange.averager, exchange.grouping
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
@@ -62,9 +59,7 @@ class Rounds:
         self.batch = Batch(state, accumulator, exchange.averager.vector, tracker, self.counting)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._other_rows = OtherRows(state, tracker, signer)
-        self._sought = Sought(state, tracker, exchange.grouping, self._other_rows)
-        self._companions = Companions(state, tracker, signer.peer)
+        self._sought = Sought(state, tracker, exchange.grouping)
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -97,7 +92,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known, and as far as they count."""
-        return samples_of(self.counting, self.samples, self._sought.in_sync(), self._other_rows.seen().values())
+        return self.counting.samples(self.samples, self._sought.in_sync())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -111,7 +106,8 @@ class Rounds:
         """
         now = get_dht_time()
         untold = sum(
-            told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time)) for told in self._sought.told()
+            told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time))
+            for told in self._sought.in_sync().values()
         )
         return self._seconds_for(self._lacking() - untold, samples_per_second)
 
@@ -120,7 +116,7 @@ class Rounds:
         return min(self.batch.wanted, self._run.global_batch) - self.swarm_samples()
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(told.samples_per_second for told in self._sought.told())
+        rate = samples_per_second + sum(told.samples_per_second for told in self._sought.in_sync().values())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
     def look_period(self, samples_per_second: float) -> float:
@@ -134,46 +130,36 @@ class Rounds:
         shortest = min(USUAL_PERIOD, max(MIN_PERIOD, whole / LOOKS_PER_BATCH))
         return min(MAX_PERIOD, max(shortest, left / LOOKS_LEFT))
 
-    def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
-        """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
+    def gather_if_due(self, samples_per_second: float) -> None:
+        """Begin to gather if the batch is nearly full."""
         if time.monotonic() < self._not_before:
-            return None  # until then devices go on, though the batch may be full
-        seen = self._other_rows.seen()
-        self._companions.look(seen)
-        self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
+            return  # until then devices go on, though the batch may be full
+        self._watch_the_batch(self._sought.in_sync(), self._sought.late())
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
-        needed = self._companions.needed({*expected, *self._companions.of(seen)})
         # Before the batch seems full: it is not without those who are not counted.
+        needed = self._branch.needed(expected.keys())
         self._suspicion.wait_for(needed)
-        if left > self._timeouts.lead:
-            return None
-        self._companions.tell(needed)
-        if not expected and not seen:
-            # Cut off, or the others are busy: a step on our own would part our ways.
-            may = left == 0.0 and not self._profile.client_mode and not self._companions.led_at_first(needed)
-            return self._alone() if may and self._tracker.alone() else None
-        if needed or self._other_rows.unheard():
-            return None
-        self._sought.begin(expected, seen, left, samples_per_second)
-        self._group = self._averager.gather(self._request(expected))
-        return None
+        if left > self._timeouts.lead or needed:
+            return
+        # Cut off, or the others are busy: a step on our own would part our ways.
+        alone = not expected and left == 0.0 and not self._profile.client_mode and self._tracker.alone()
+        if expected or alone:
+            self._sought.begin(expected, left, samples_per_second)
+            self._group = self._averager.gather(self._request(expected))
 
     def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
         after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
-        me, bandwidth = self._signer.peer, self._timeouts.bandwidth
-        boundary = self._until_all_can_begin((*expected.values(), *self._other_rows.seen().values()))
-        leaders = self._grouping.leaders(after, me, follower, expected, client)
-        mine = Member(peer=me, bandwidth=bandwidth, client_mode=client, group_size=1 + len(self._sought.peers))
+        boundary = self._until_all_can_begin(expected.values())
         return GroupRequest(
             step=self._state.step + 1,
             after=after,
-            leaders=leaders or (self._other_rows.hosts() if client else ()),
+            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
             expected=self._sought.peers,
             unwelcome=self._suspicion.backed_off(),
             window=self._timeouts.window + 2 * boundary,
             open_for=self._sought.open_for,
-            bandwidth=bandwidth,
-            rows=self._other_rows.call(mine),
+            bandwidth=self._timeouts.bandwidth,
+            alone=not expected,
         )
 
     def advance(self) -> RoundResult | None:
@@ -188,8 +174,7 @@ class Rounds:
 
     def _widen(self, group: PendingGroup) -> None:
         expected, left = self._sought.expected(), self._probably_left(self._sought.speed)
-        rows = self._other_rows.seen().keys()
-        if group.members is None and self._sought.widen(expected.keys(), rows, left):
+        if group.members is None and self._sought.widen(expected.keys(), left):
             self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:
@@ -208,19 +193,11 @@ class Rounds:
         self.call_off()
         return None
 
-    def stepped(self, brought: Mapping[str, int], ago: float = 0.0) -> None:
-        """This peer holds the parameters that a round led to, with so many samples of each member.
-
-        :param ago: seconds since that round, of a peer that has learned of it later
-        """
+    def stepped(self, brought: Mapping[str, int]) -> None:
+        """This peer holds the parameters that a round led to, with so many samples of each member."""
         self._sought.stepped(brought)
-        self._companions.stepped(brought, ago)
         self._missing.stepped(brought)
         self.batch.open()
-
-    def weights(self, contributions: Mapping[str, Contribution]) -> dict[str, int]:
-        """How many samples of each member count in a round from the state that this peer last told of."""
-        return in_rows(self._grouping.weigh, self._tracker.division.row_of, claims_in(contributions))
 
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
@@ -235,15 +212,13 @@ class Rounds:
         if self._group is not None and not self._begun:
             self._finish(self._group)
 
-    def _until_all_can_begin(self, told: Iterable[Progress | Row]) -> float:
+    def _until_all_can_begin(self, told: Iterable[Progress]) -> float:
         """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
         exact = not self._run.averaging.overlap
         return max((said.boundary_seconds for said in told), default=0.0) if exact else 0.0
 
-    def _watch_the_batch(
-        self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress], rows: Collection[Row]
-    ) -> None:
-        self.batch.watch(in_sync, late.values(), rows)
+    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
+        self.batch.watch(in_sync, late.values())
         if self.swarm_samples() < self.batch.wanted:
             self._full_at = 0.0
         elif not self._full_at:
@@ -251,28 +226,24 @@ class Rounds:
 
     def _begin_if_full(self, group: PendingGroup) -> None:
         members, in_sync, late = group.members, self._sought.in_sync(), self._sought.late()
-        if members is None:
-            rows = list(self._other_rows.seen().values())
-        else:  # what a member has told of the step before is in that step
+        if members is not None:  # what a member has told of the step before is in that step
             in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
-            rows = self._other_rows.seen_in(members)
-        self._watch_the_batch(in_sync, late, rows)
+        self._watch_the_batch(in_sync, late)
         if members is None:
             return
-        samples = samples_of(self.counting, self.samples, in_sync, rows)
-        self._companions.look(self._other_rows.seen())
+        samples = self.counting.samples(self.samples, in_sync)
         # A batch that is short, for a driver has died, or seems to have, is not taken without any that there is.
         whole = self._full(samples) and samples >= self._run.global_batch
         lacking = self.batch.is_said and not whole and samples < (swarm := self.swarm_samples()) and self._full(swarm)
         # Without those who leave the group cannot average, and one half of a swarm must not.
-        if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
+        if lacking or self._tracker.gone(members & self._sought.awaited) or self._branch.needed(members):
             self._averager.call_off(group)
         elif self._full(samples) or (group.called and self._may_follow) or self._full_for_all(samples, in_sync):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = self._until_all_can_begin(self._sought.told())
+            boundary = self._until_all_can_begin(self._sought.in_sync().values())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
@@ -312,25 +283,9 @@ class Rounds:
             time=get_dht_time(),
             decay_order="" if self._state.decay else self._decay_order,
             answered=self._answered(self._state.step + 1),
+            weight=round(LABEL * self._counter.in_flight_loss.weight),
             batch=self.batch.said,
         )
-
-    def _alone(self) -> RoundResult | None:
-        """The step of a peer that nobody else is there to see. Where members are checked it pledges nothing: there is
-        nobody to be sent anything, and only who was alone can bring samples without work."""
-        if self.samples < self.batch.wanted:
-            return None
-        mine = self._contribution()
-        if not self._grouping.enough_samples(mine.samples):
-            return None
-        self.gather_seconds = self._full_at = 0.0
-        self.left_out = None
-        peer = self._signer.peer
-        name = f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode()
-        group = hashlib.sha256(name).hexdigest()[:40]
-        if self._run.trust.checks == "on":
-            mine = nothing_pledged(mine, group)
-        return RoundResult("complete", group, {peer: mine}, (self._signer.sign(mine),))
 
     def _finish(self, group: PendingGroup) -> RoundResult | None:
         begun, self._group, self._begun, self._full_at = self._begun, None, False, 0.0
@@ -359,13 +314,9 @@ class Rounds:
                 brought = outcome.contributions.items()
                 fewer = {p for p, c in brought if p in others and c.samples < others[p].samples}
                 self._suspicion.suspect(fewer | less)
-                if outcome.contributions:
-                    self._other_rows.fell_short(self.weights(outcome.contributions))
                 self._blame(outcome)
-                if begun and members - outcome.contributions.keys():
-                    self._accumulator.mark_unconfirmed(
-                        outcome.id
-                    )  # those whom this part of the group lost may have had enough
+                if outcome.offered:
+                    self._accumulator.mark_unconfirmed(outcome.offered)
                 self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)
@@ -378,8 +329,8 @@ class Rounds:
             self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
-        if outcome.id:
-            self._accumulator.mark_unconfirmed(outcome.id)
+        if outcome.offered:
+            self._accumulator.mark_unconfirmed(outcome.offered)
         self._blame(outcome)
         self._tracker.report_now()
 

@@ -1,14 +1,12 @@
 """Whom a peer takes its next step with: who is told to be there, who is waited for, for whom it looks."""
 
 import time
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Set
 
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
-from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.rounds.other_rows import OtherRows
 
 OPEN_SHARE = 0.5
 """Of the time that is left until the batch is full a group takes in whoever comes; the rest is for it to stand in."""
@@ -17,16 +15,14 @@ OPEN_SHARE = 0.5
 class Sought:
     """By one peer."""
 
-    def __init__(self, state: TrainingState, tracker: Tracker, grouping: Grouping, other_rows: OtherRows) -> None:
-        self._state, self._tracker, self._grouping, self._other_rows = state, tracker, grouping, other_rows
+    def __init__(self, state: TrainingState, tracker: Tracker, grouping: Grouping) -> None:
+        self._state, self._tracker, self._grouping = state, tracker, grouping
         self._suspicion = tracker.suspicion
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
         self.awaited: frozenset[str] = frozenset()
-        """Who of this peer's row was expected when it began to look for its group."""
+        """Who was expected when this peer began to look for its group."""
         self.peers: frozenset[str] = frozenset()
         """These, and who has come since."""
-        self._awaited_rows: frozenset[int] = frozenset()  # the same of the other rows
-        self._rows: frozenset[int] = frozenset()
         self._open_until = 0.0  # the batch is not full before: the group need not stand
         self.speed = 0.0
         """Samples per second of this peer when it began to look."""
@@ -36,20 +32,15 @@ class Sought:
         self._last_members = frozenset(members)
 
     def in_sync(self) -> dict[str, Progress]:
-        """The others of this peer's row who hold the same state: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.row_at(*self._state.position), self._suspicion.backed_off()
+        """The others who hold the same state: their samples fill the same batch."""
+        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
         return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
 
     def late(self) -> dict[str, Progress]:
         """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
         others, before = self._tracker.others(), self._state.step - 1
         able = self._last_members & others.keys() - self._suspicion.backed_off()
-        return {p: others[p] for p in able if others[p].step == before and self._tracker.is_near(p)}
-
-    def told(self) -> Iterator[Progress | Row]:
-        """What is told of this batch: by each of this peer's row, and of the other rows."""
-        yield from self.in_sync().values()
-        yield from self._other_rows.seen().values()
+        return {p: others[p] for p in able if others[p].step == before}
 
     def expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -59,23 +50,21 @@ class Sought:
         """
         return self._grouping.expected(self.in_sync(), self.late())
 
-    def begin(self, peers: Collection[str], rows: Collection[int], left: float, speed: float) -> None:
+    def begin(self, peers: Collection[str], left: float, speed: float) -> None:
         """Look for these from now on.
 
         :param left: seconds until the batch is probably full, if this peer computes so fast (`speed`)
         """
         self.awaited = self.peers = frozenset(peers)
-        self._awaited_rows = self._rows = frozenset(rows)
         self._open_until, self.speed = time.monotonic() + OPEN_SHARE * left, speed
 
-    def widen(self, peers: Set[str], rows: Set[int], left: float) -> bool:
+    def widen(self, peers: Set[str], left: float) -> bool:
         """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
         batch is full the group waits for nobody of whom this peer does not know. Is there something new?"""
         full = left == 0.0 and self._open_until > time.monotonic()
-        more = not (peers <= self.peers and rows <= self._rows)
-        if not (peers or rows) or not (full or more):
+        if not peers or not (full or not peers <= self.peers):
             return False
-        self.peers, self._rows = self.peers | peers, self._rows | rows
+        self.peers |= peers
         self._open_until = min(self._open_until, time.monotonic() + OPEN_SHARE * left)
         return True
 
@@ -91,4 +80,3 @@ class Sought:
     def stood(self, members: Collection[str]) -> None:
         """The group stood with these members: who was awaited and is not there does not count until it speaks again."""
         self._suspicion.suspect(self.awaited.difference(members))
-        self._other_rows.missed(self._awaited_rows, members)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dedloc_kit.bucket.contents import Index, Stored, size_of
 from dedloc_kit.bucket.reading import Bucket, BucketFailed
 from dedloc_kit.learning.train.state.state import Position
-from dedloc_kit.swarm.averaging.encoding.codec import read_part
+from dedloc_kit.swarm.allreduce.encoding.codec import read_part
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer.contents import ExpectedAverage, ExpectedState, RecentAverage, StateLayout, shared_bytes

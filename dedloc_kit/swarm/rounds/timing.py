@@ -11,7 +11,8 @@ FIRST_WINDOW, MIN_WINDOW, MAX_WINDOW = 20.0, 8.0, 60.0
 """Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
 FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 """Seconds; a machine under load may pause for a second or two without being gone."""
-FIRST_LIMIT, MIN_LIMIT = 900.0, 60.0
+FIRST_LIMIT, MIN_LIMIT = 900.0, 120.0
+"""Seconds for a whole round, of which the data may take a sixth (`consensus.liveness`)."""
 BANDWIDTH_STEP = 2.0**0.5
 IDLING_SECONDS, MUCH_IDLING = 60.0, 0.2
 """Seconds over which it is judged, and which part of them is much."""
@@ -98,7 +99,7 @@ class AdaptiveTimeouts:
     @property
     def limit(self) -> float:
         """How long an all-reduce may take in all: only for members that send ever so slowly."""
-        usual = max(MIN_LIMIT, 6.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
+        usual = max(MIN_LIMIT, 12.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
         return usual * 2.0 ** min(self._broken_off, 4)
 
     @property

@@ -18,7 +18,6 @@ from torch import Tensor
 from dedloc_kit.learning.train.state.sketch import SEED_BYTES, Sketch, differ, read
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.service import decode
-from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.protocol import Header
 
 MAX_ASKED = 8
@@ -104,26 +103,6 @@ class Witnesses:
             return bool(set(differ(tensors, seed, told)) - loose)
         except ValueError:
             return True
-
-
-def confirmed(
-    found: RecentAverage,
-    ask: Callable[[str, str], Future[Header | None]],
-    tracker: Tracker,
-    stop: threading.Event,
-) -> bool:
-    """Do those whose word counts hold this very average? They have taken the step with it.
-
-    :param ask: asks a peer for the digest of the average that followed a round; a future of a Header or None
-    """
-    asked = {peer: ask(peer, found.after) for peer in _whom(tracker, found.step)}
-    headers = {peer: _answered(answer, stop) for peer, answer in asked.items()}
-    alike = {
-        peer
-        for peer, header in headers.items()
-        if header is not None and header.answer == "here" and header.metadata == found.digest
-    }
-    return tracker.proves(alike)
 
 
 def _whom(tracker: Tracker, step: int) -> list[str]:

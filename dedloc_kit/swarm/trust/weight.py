@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.records.steps import Contribution
+from dedloc_kit.records.steps import LABEL, Contribution
 from dedloc_kit.swarm.trust.pledge import Pledged
 
 M = TypeVar("M", bound=Hashable)
@@ -20,6 +20,11 @@ NEWCOMERS = 4
 """All members without standing count together for this part of what those with standing do."""
 MAX_KNOWN = 2**14
 """Peers of whom what was confirmed is remembered."""
+
+
+def weight_of(contribution: Contribution) -> int:
+    """What its gradient is over, in `LABEL`ths of a label."""
+    return LABEL * contribution.samples if contribution.weight is None else contribution.weight
 
 
 class Claim(NamedTuple):

@@ -50,7 +50,7 @@ def state_of(folder: Path, architecture: str) -> tuple[Any, MixedState]:
     state.keeping.give(EXPERT, print)
     state.keeping.drop(EXPERT)
     for each in (state, host):
-        receipt = Receipt(step=1, round=f"{1:040x}", time=1.0, seconds=1.0, signed=())
+        receipt = Receipt(step=1, round=f"{1:040x}", time=1.0, seconds=1.0, record=b"")
         each.apply(torch.ones(each.layout.size), receipt)
         each.take(1, 64)
     return task, state

@@ -68,7 +68,7 @@ class Coordinator:
     def go_on(self, step: int) -> None:
         """Be at this step, with other parameters."""
         average = torch.full((self.state.layout.size,), 0.1)
-        self.state.apply(average, Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, signed=()))
+        self.state.apply(average, Receipt(step=step, round=f"{step:04x}", time=0.0, seconds=0.0, record=b""))
         done = GlobalStep(step=step, round=f"{step:04x}", time=0.0, samples=64, loss=2.0, peers=2, seconds=0.1)
         self.ledger.record_step(done, {})
 

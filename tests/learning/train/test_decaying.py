@@ -36,7 +36,7 @@ def train(state: TrainingState, *orders: int) -> list[float]:
     """A step with each of these orders; at which rates."""
     rates = []
     for order in orders:
-        receipt = Receipt(step=state.step + 1, round=f"{state.step:02d}", time=1.0, seconds=0.0, signed=())
+        receipt = Receipt(step=state.step + 1, round=f"{state.step:02d}", time=1.0, seconds=0.0, record=b"")
         state.apply(torch.ones(state.layout.size), receipt, order)
         rates.append(state.optimizer.param_groups[0]["lr"])
     return rates
@@ -86,7 +86,7 @@ def test_a_rewind_to_a_state_before_it_ends_it_and_one_to_a_state_within_it_does
     train(state, 4)
     within = state.copy()
     train(state, 0)
-    state.go_back(*(within if inside else before), Receipt(step=4, round="04", time=1.0, seconds=0.0, signed=()), 1.0)
+    state.go_back(*(within if inside else before), Receipt(step=4, round="04", time=1.0, seconds=0.0, record=b""), 1.0)
     assert state.decay == (Decay(start=2, steps=4) if inside else None)
     assert train(state, 0) == pytest.approx([rate]), "by the number of the step, as everything"
 

@@ -25,7 +25,7 @@ def fresh() -> TrainingState:
 
 
 def receipt(step: int) -> Receipt:
-    return Receipt(step=step, round=f"{step:02d}", time=1.0, seconds=0.0, signed=())
+    return Receipt(step=step, round=f"{step:02d}", time=1.0, seconds=0.0, record=b"")
 
 
 def train(state: TrainingState, steps: int) -> None:

@@ -26,6 +26,9 @@ from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode_all
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
@@ -34,12 +37,9 @@ from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.audits.verdicts import Verdict
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode_all
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.pledges.proving import proven, work_of
-from dedloc_kit.swarm.averaging.reduction.plan import Plan, balanced
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.weight import claimed
@@ -187,7 +187,7 @@ class World:
     def run_for(self, steps: int) -> None:
         self.volunteers = {peer: Volunteer(self, peer, kind, "ab") for peer, kind in self.kinds.items()}
         layout, count = self.state.layout, len(self.kinds)
-        plan = Plan(tuple(self.kinds), layout, balanced(layout.size, [1.0] * count, (0,) * count))
+        plan = Plan(tuple(self.kinds), layout, (1,) * count)
         for step in range(1, steps + 1):
             if step == steps // 2:
                 self.volunteers |= {p: Volunteer(self, p, k, "cd") for p, k in self.kinds.items() if k.rejoins}
@@ -218,7 +218,7 @@ class World:
                 each.failed(group, counts=True)
             else:
                 each.counted()
-        self.state.apply(average / total, Receipt(step=step, round=group, time=0.0, seconds=0.0, signed=()))
+        self.state.apply(average / total, Receipt(step=step, round=group, time=0.0, seconds=0.0, record=b""))
         self.auditor.stepped(step, contributions)
 
     # As an Inquiry

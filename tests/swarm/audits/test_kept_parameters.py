@@ -21,7 +21,7 @@ def training_state() -> TrainingState:
 
 
 def receipt(step: int) -> Receipt:
-    return Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, signed=())
+    return Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, record=b"")
 
 
 def test_those_of_the_last_few_steps_are_there_bit_for_bit_and_older_ones_are_not(tmp_path: Path) -> None:

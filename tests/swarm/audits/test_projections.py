@@ -15,6 +15,9 @@ from dedloc_kit.learning.task import Batch, create_task
 from dedloc_kit.learning.train.computing.card import Card
 from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.learning.train.flat_model import FlatModel
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.compression import ChunkCompression
+from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
 from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
     TOLERANCE,
@@ -24,9 +27,6 @@ from dedloc_kit.swarm.audits.projections import (
     implied,
     project,
 )
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
-from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
 from tests.batches import batches_from
 from tests.text_runs import MODEL, text_run, write_text
 

@@ -99,7 +99,7 @@ class Volunteer:
         generator = torch.Generator().manual_seed(self.state.step)
         average = torch.randn(self.state.layout.size, generator=generator)
         step = self.state.step + 1
-        self.state.apply(average, Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, signed=()))
+        self.state.apply(average, Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, record=b""))
 
     def recomputer(self) -> Recomputer:
         return Recomputer(self.run, None, self.parameters, self.cards.recompute)

@@ -20,7 +20,7 @@ from dedloc_kit.swarm.consensus.events import (
     Send,
 )
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.messages import Group, Message, Options
+from dedloc_kit.swarm.consensus.messages import Group, Message, Options, as_claimed
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import Commit, Entry, Epoch, Piece, Vote, Voter
 from tests.simulation.keys import SimulatedSigner, SimulatedVerifier
@@ -78,7 +78,7 @@ def group(where: Instance, members: str, reducers: str, nonce: int = 0, first: i
 
 def decided(where: Instance, entries: tuple[Entry, ...], voters: str, nonce: int = 0) -> Commit:
     """A commit that these have voted for."""
-    value = where.value(entries, digest("average", nonce))
+    value = where.value(entries, as_claimed(entries), digest("average", nonce))
     epoch = Epoch(1, "p1", digest("group", nonce))
     accepted = tuple(where.accepted(voter(name), epoch, value).signed(signer(name)) for name in voters.split())
     return Commit(value=value, accepted=accepted)

@@ -60,8 +60,10 @@ def test_a_vote_weighs_what_counted_but_at_most_a_third_of_the_step() -> None:
         entry(where, "p3", 5),
         entry(where, "p4", 5, incarnation=0),
     ]
-    value = where.value([*counted, entry(where, "p0", 0)], "0" * 64)
+    value = where.value([*counted, entry(where, "p0", 0)], [90, 5, 5, 5, 0], "0" * 64)
     some = Electorate.of_value(value, voter("p0"))
     assert some.weights == {voter("p1"): 105, voter("p2"): 15, voter("p3"): 15}
+    bounded = where.value([*counted, entry(where, "p0", 0)], [3, 5, 4, 5, 0], "0" * 64)
+    assert Electorate.of_value(bounded, voter("p0")).weights == {voter("p1"): 9, voter("p2"): 15, voter("p3"): 12}
     assert voter("p0") in some
     assert voter("p4", 0) not in some

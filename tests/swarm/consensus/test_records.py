@@ -60,6 +60,26 @@ def test_a_link_depends_on_who_counts_and_on_the_average_alone() -> None:
     assert decided(WHERE, ordered, "p1 p2 p3").link != COMMIT.link
 
 
+def test_what_an_entry_is_about_is_signed_and_linked() -> None:
+    about = ENTRIES[0].changed(about='{"name": "Ada", "loss": 2.5}')
+    with pytest.raises(ValueError, match="not signed by p1"):
+        WHERE.check_entry(about, VERIFIER)
+    named = decided(WHERE, (about.signed(signer("p1")), *ENTRIES[1:]), "p1 p2")
+    WHERE.check_commit(named, VERIFIER)
+    assert named.link != COMMIT.link
+    assert Commit.from_bytes(named.to_bytes()).value.counted[0].about == about.about
+
+
+def test_weights_are_linked_and_at_most_what_the_entries_claim() -> None:
+    value = COMMIT.value
+    assert value.weights == (4, 4, 4)
+    assert value.changed(weights=(4, 4, 3)).link != value.link
+    assert value.changed(weights=(1, 4, 3)).samples == 8
+    for weights in ((4, 4), (4, 4, 4, 4), (4, 5, 4), (4, 4, -1)):
+        with pytest.raises(ValueError, match=r"one weight|greater than or equal"):
+            value.changed(weights=weights)
+
+
 def test_orders_of_a_commit_are_those_of_its_entries() -> None:
     first, second = sorted((digest(1), digest(2)))
     ordered = (entry(WHERE, "p1", orders=(first,)), entry(WHERE, "p2", orders=(first, second)), ENTRIES[2])
@@ -116,7 +136,7 @@ def test_a_reset_is_the_organizers_follows_its_previous_and_has_a_higher_term() 
     assert (after.term, after.previous) == ((5, good.link), good.link)
     for changes, reason in (
         ({"term": 0}, "no higher term"),
-        ({"step": 3}, "does not follow"),
+        ({"step": 3}, "only a person"),
         ({"run_id": "other"}, "does not follow"),
         ({"parts": (part.model_copy(update={"previous": HEAD}),)}, "does not follow"),
         ({"parts": (part.model_copy(update={"part": "stage1"}),)}, "does not name the part"),
@@ -125,6 +145,15 @@ def test_a_reset_is_the_organizers_follows_its_previous_and_has_a_higher_term() 
             start.after(good.changed(**changes).signed(signer("organizer")), VERIFIER)
     with pytest.raises(ValueError, match="not signed by organizer"):
         start.after(good.signed(signer("p1")), VERIFIER)
+
+
+def test_a_person_lets_a_reset_stand_for_a_step_and_nothing_lets_it_stand_for_one_before() -> None:
+    start = Instance.genesis(GENESIS.changed(step=5).signed(signer("organizer")), "", "organizer", VERIFIER)
+    part = PartReset(part="", previous=start.previous, state=digest("checkpoint"))
+    chosen = GENESIS.changed(term=1, step=7, parts=(part,), chosen=True)
+    assert start.after(chosen.signed(signer("organizer")), VERIFIER).step == 7
+    with pytest.raises(ValueError, match="does not follow"):
+        start.after(chosen.changed(step=4).signed(signer("organizer")), VERIFIER)
 
 
 def messages() -> list[Prepare | Promised | Report | Proposal | Acceptance | Decided | TooFew]:
@@ -189,6 +218,7 @@ def test_an_entry_has_twelve_pieces_at_most_each_once_and_sorted_orders() -> Non
         {"orders": (digest(1), digest(1))},
         {"orders": tuple(sorted((digest(1), digest(2)), reverse=True))},
         {"voter": ("p1", -1)},
+        {"about": "x" * 4097},
         {"previous": "zz"},
     ):
         with pytest.raises(ValueError, match="validation error"):

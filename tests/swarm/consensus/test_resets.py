@@ -68,6 +68,10 @@ def test_a_long_round_makes_it_more_patient() -> None:
     made, looking = chain(commits(2)), watch()
     looking.round_took(50.0)
     assert signs_at(looking, made, "p9") == 100
+    looking = watch()
+    for seconds in (50.0, *[2.0] * 16):  # long ago
+        looking.round_took(seconds)
+    assert signs_at(looking, made, "p9") == 60
 
 
 def goodbye(made: Chain, name: str) -> Goodbye:

@@ -1,6 +1,5 @@
 """A vote is on disk before it is sent, and nobody votes twice in one instance."""
 
-from dedloc_kit.swarm.consensus.chain import Chain
 from dedloc_kit.swarm.consensus.events import Persist, Send
 from dedloc_kit.swarm.consensus.messages import TooFew
 from dedloc_kit.swarm.consensus.records import Epoch, Vote
@@ -30,15 +29,15 @@ def test_nothing_is_sent_before_the_vote_is_written() -> None:
 
 
 def test_what_waits_for_a_write_that_fails_is_never_sent() -> None:
-    book, chain = VoteBook(voter("p1"), None), Chain(WHERE, VERIFIER)
+    book = VoteBook(voter("p1"), None)
     book.persist(persist(1))
     assert book.written(False) == []
     assert book.mute
-    assert book.as_voter(chain) == voter("p1", 0)
-    assert book.retry(chain) == [Write(persist(1).vote, False)]
+    assert book.as_voter(WHERE) == voter("p1", 0)
+    assert book.retry(WHERE) == [Write(persist(1).vote, False)]
     assert book.written(True) == []
-    assert book.as_voter(chain) == voter("p1")
-    assert book.retry(chain) == []
+    assert book.as_voter(WHERE) == voter("p1")
+    assert book.retry(WHERE) == []
 
 
 def test_what_was_promised_outlives_a_round_and_a_restart() -> None:
@@ -50,14 +49,14 @@ def test_what_was_promised_outlives_a_round_and_a_restart() -> None:
 
 
 def test_nobody_votes_in_an_instance_that_its_file_has_passed() -> None:
-    chain = Chain(WHERE, VERIFIER)
     commit = decided(WHERE, (entry(WHERE, "p1"), entry(WHERE, "p2")), "p1 p2")
-    later: Vote = WHERE.after(commit, VERIFIER).first_vote(voter("p1"))
+    after = WHERE.after(commit, VERIFIER)
+    later: Vote = after.first_vote(voter("p1"))
     book = VoteBook(voter("p1"), later)
-    assert not book.may_vote(chain)
-    chain.adopt([commit])
-    assert book.may_vote(chain)
-    assert VoteBook(voter("p1"), later.model_copy(update={"term": (-1, "")})).may_vote(Chain(WHERE, VERIFIER))
+    assert not book.may_vote(WHERE)
+    assert book.may_vote(after)
+    assert VoteBook(voter("p1"), later.model_copy(update={"term": (-1, "")})).may_vote(WHERE)
+    assert not VoteBook(voter("p1"), WHERE.first_vote(voter("p1")).model_copy(update={"term": (1, "")})).may_vote(after)
 
 
 def test_who_has_said_goodbye_never_votes_again() -> None:
@@ -65,4 +64,4 @@ def test_who_has_said_goodbye_never_votes_again() -> None:
     book.persist(persist(1))
     book.leave()
     assert book.written(True) == []
-    assert not book.may_vote(Chain(WHERE, VERIFIER))
+    assert not book.may_vote(WHERE)

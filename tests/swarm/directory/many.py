@@ -11,7 +11,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.rows import Division, rows_for
+from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.directory.summaries import Summaries
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -52,7 +52,8 @@ class Many:
         self.dht: Any = Counting()
         self.signers = [a_signer(number) for number in range(members)]
         self.organizer = self.signers[0]
-        self.step, self.division = step, Division(rows or rows_for(members), step)
+        usual = max(1, 2 ** ((members - 1) // 64).bit_length())  # 32 to 64 in each
+        self.step, self.division = step, Division(rows or usual, step)
         self.says = {s.peer: self._says(number, s.peer) for number, s in enumerate(self.signers)}
         for signer in self.signers:
             self.publish(signer)

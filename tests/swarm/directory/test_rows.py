@@ -4,29 +4,10 @@ from collections import Counter
 
 import pytest
 
-from dedloc_kit.records.steps import Receipt
-from dedloc_kit.swarm.directory.rows import MAX_GROUP, STEPS_LOOKED_AT, Division, divided, rows_for
+from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, EPOCH, cell_of, cells_of
 
 PEERS = [f"peer-{number}" for number in range(1000)]
-
-
-def receipts(*peers: int) -> list[Receipt]:
-    return [Receipt(step=1, round="ab", time=0.0, seconds=0.0, signed=(b"",) * count) for count in peers]
-
-
-def test_few_peers_are_one_group_and_many_are_divided_into_rows_of_32_to_64() -> None:
-    assert [rows_for(peers) for peers in (0, 2, MAX_GROUP)] == [1, 1, 1]
-    assert [rows_for(peers) for peers in (65, 128, 129, 256, 512, 1024, 10**6)] == [2, 2, 4, 4, 8, 16, CELLS]
-    for peers in range(MAX_GROUP + 1, 2049):
-        assert 32 < peers / rows_for(peers) <= 64
-
-
-def test_one_round_that_lost_many_moves_nobody_and_some_in_a_row_do() -> None:
-    assert divided(9, receipts(500, 40)).rows == rows_for(500)
-    assert divided(9, receipts(500, *[40] * STEPS_LOOKED_AT)).rows == 1
-    assert divided(9, receipts(40, 40, 500)).rows == rows_for(500)
-    assert divided(0, []).rows == 1
 
 
 def test_a_row_is_whole_cells_so_that_a_record_stays_where_it_is_when_their_number_changes() -> None:

@@ -22,17 +22,22 @@ from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.learning.train.optim.build import build_optimizer
 from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.records.orders import Rewind
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.anchor import Anchor
+from dedloc_kit.swarm.chain.branch import Anchored
+from dedloc_kit.swarm.consensus.records import PartReset, Reset, Voter
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import addresses_of
+from dedloc_kit.swarm.p2p.adapters import KeySigner
 from dedloc_kit.swarm.peer import exchange_of
+from dedloc_kit.swarm.rounds.finished_step import receipt_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from tests.tiny import TinyTask
 
@@ -64,7 +69,8 @@ class Liar:
     @contextmanager
     def served(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
         receipts = [receipt.model_dump() for receipt in self.state.receipts]
-        yield {"info": self.state.info.model_dump(), "receipts": receipts}, self.state.tensors()
+        metadata = {"info": self.state.info.model_dump(), "receipts": receipts, "anchor": self.state.anchor}
+        yield metadata, self.state.tensors()
 
     def claim(self, step: int, round: str, sketch: list[float]) -> None:
         """Tell everyone that this is the state that it holds; what it serves says so too."""
@@ -74,7 +80,7 @@ class Liar:
 
     def rewind(self, donor: str, rate: float, ahead: int) -> None:
         """The same of the donor's state with another rate, as one that took over an earlier one in that very step or a
-        later one, by an order of its own."""
+        later one, by a reset of its own."""
         found = self.exchange.transfers.download_state(
             [donor],
             self.state.tensors(),
@@ -84,18 +90,26 @@ class Liar:
         )
         assert found is not None
         metadata, tensors = found
-        info = StateInfo.parse(metadata["info"])
-        rounds = (*info.rounds, "e" * 40) if ahead else info.rounds
-        step, now = info.step + ahead, get_dht_time()
-        order = Rewind(run_id=info.run_id, step=step, round=rounds[-1], checkpoint=1, rate=rate, time=now)
+        info, step = StateInfo.parse(metadata["info"]), metadata["info"]["step"] + ahead
+        reset = self.reset(info, step)
+        rounds = (*info.rounds, reset.link) if ahead else info.rounds
         receipts = [Receipt.parse(values) for values in metadata["receipts"] if values["step"] < step]
-        forged = Receipt(step=step, round=rounds[-1], time=now, seconds=0.0, signed=(), rewind=self.signer.sign(order))
+        forged = receipt_of(reset, get_dht_time())
         named = dict(zip(self.state.copy()[0], tensors, strict=True))
         named |= {RATE: torch.tensor([rate], dtype=torch.float64), REWOUND: torch.tensor([step if rate != 1 else 0])}
+        anchor = Anchored(anchor=Anchor(part="", reset=reset, coordinator=reset.coordinator))
         info = StateInfo(run_id=info.run_id, step=step, rounds=rounds)
-        self.state.load(list(named.values()), info, [*receipts, forged])
+        encoded = files.encode(anchor) if ahead else metadata["anchor"]
+        self.state.load(list(named.values()), info, [*receipts, forged], encoded)
         self.sketch = self.state.sketch
         self.tell()
+
+    def reset(self, info: StateInfo, step: int) -> Reset:
+        """As if it were the organizer, and a person had chosen an earlier state for this step."""
+        part = PartReset(part="", previous=info.rounds[-1], state="a" * 64)
+        voter = Voter(self.signer.peer, 1)
+        reset = Reset(run_id=info.run_id, term=99, step=step + 1, parts=(part,), coordinator=voter, chosen=True)
+        return reset.signed(KeySigner(self.signer))
 
     def tell(self) -> None:
         """Tell everyone which state it holds."""

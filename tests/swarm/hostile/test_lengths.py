@@ -28,12 +28,12 @@ from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
-from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode_all
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode_all
+from dedloc_kit.swarm.allreduce.streams import MAX_CHUNK_BYTES
 from dedloc_kit.swarm.averaging.matchmaking.group import MAX_GROUP_BYTES, Group, Join, Member
-from dedloc_kit.swarm.averaging.matchmaking.row_meeting import RowService
 from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
+from dedloc_kit.swarm.chain import messages as chain
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.network.names import Names
@@ -73,9 +73,9 @@ def varint(number: int) -> bytes:
 
 
 IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
-SERVICES = (GroupService, RowService, AveragingService, TransferService, Reachability)
+SERVICES = (GroupService, AveragingService, TransferService, Reachability)
 ANNOUNCED = {
-    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in SERVICES},
+    **{Names(RUN.run_id).service(name): IN_A_STREAM for name in (*(kind.name for kind in SERVICES), chain.SERVICE)},
     f"{RUN.run_id}::admission": varint(HUGE),
     f"{RUN.run_id}::access::averager": varint(HUGE),
     "DHTProtocol.rpc_store": varint(HUGE),
@@ -236,7 +236,7 @@ def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
 @pytest.mark.soak
 def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
     async def join(p2p: P2P, organizer: PeerID) -> bytes:
-        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
         said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
         with suppress(ConnectionError):  # it may be closed before all is said
             async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
@@ -265,7 +265,7 @@ async def read_all(reader: asyncio.StreamReader) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("kind", "most"), [(GroupService, MAX_GROUP_BYTES), (AveragingService, MAX_PART_BYTES)])
+@pytest.mark.parametrize(("kind", "most"), [(GroupService, MAX_GROUP_BYTES), (AveragingService, MAX_CHUNK_BYTES)])
 def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind: type[Service], most: int) -> None:
     async def call() -> int:
         async with between(P2P, BoundedP2P) as (server, client):
@@ -311,10 +311,7 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
 
 # A hostile leader, and hostile averages
 
-MEMBERS = [
-    {"peer": f"Qm{number}", "bandwidth": 1.0, "client_mode": False, "group_size": 6}
-    for number in range(MAX_MEMBERS + 1)
-]
+MEMBERS = [{"peer": f"Qm{number}", "bandwidth": 1.0, "client_mode": False} for number in range(MAX_MEMBERS + 1)]
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import torch
 from dedloc_kit.learning.train.state.orders import RATE, REWOUND
 from dedloc_kit.learning.train.state.sketch import differ, sketch
 from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.records.orders import Rewind
-from dedloc_kit.records.steps import Receipt
+from dedloc_kit.swarm.consensus.records import PartReset, Reset, Voter
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.finished_step import rewind_in
+from dedloc_kit.swarm.p2p.adapters import KeySigner
+from dedloc_kit.swarm.rounds.finished_step import check_signed, receipt_of, record_in
 from tests.identities import an_identity
 from tests.swarm.harness import RUN_ID
 from tests.tiny import TinyTask, tiny_run
 
-ORDER = Rewind(run_id=RUN_ID, step=9, round="ab", checkpoint=4, rate=0.5, time=1.0)
+PART = PartReset(part="", previous="ab" * 32, state="cd" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -24,39 +24,31 @@ def organizer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
     return Signer(an_identity(tmp_path_factory.mktemp("organizer") / "identity.key"))
 
 
-def receipt(signer: Signer, order: Rewind = ORDER, step: int = 9, signed: tuple[bytes, ...] = ()) -> Receipt:
-    return Receipt(step=step, round="ab", time=1.0, seconds=0.0, signed=signed, rewind=signer.sign(order))
+def a_reset(signer: Signer, voter: str) -> Reset:
+    """That takes over an earlier state with step 9."""
+    reset = Reset(run_id=RUN_ID, term=3, step=10, parts=(PART,), coordinator=Voter(voter, 1), chosen=True)
+    return reset.signed(KeySigner(signer))
 
 
-def test_the_organizers_order_is_read_from_the_receipt_of_its_step(organizer: Signer) -> None:
-    assert rewind_in(organizer, RUN_ID, receipt(organizer), organizer.peer) == ORDER
-    usual = Receipt(step=9, round="ab", time=1.0, seconds=0.0, signed=())
-    assert rewind_in(organizer, RUN_ID, usual, organizer.peer) is None
+def test_the_organizers_reset_is_read_from_the_receipt_of_its_step(organizer: Signer) -> None:
+    receipt = receipt_of(a_reset(organizer, organizer.peer), 1.0)
+    assert receipt.step == 9
+    check_signed(record_in(receipt), organizer.peer)
 
 
-def test_an_order_of_anybody_else_is_refused(organizer: Signer, tmp_path: Path) -> None:
+def test_a_reset_of_anybody_else_is_refused(organizer: Signer, tmp_path: Path) -> None:
     forger = Signer(an_identity(tmp_path / "identity.key"))
-    with pytest.raises(ValueError, match="the organizer did not order"):
-        rewind_in(organizer, RUN_ID, receipt(forger), organizer.peer)
-    whole = receipt(organizer)
-    spoiled = whole.model_copy(update={"rewind": whole.rewind[:-9] + bytes([whole.rewind[-9] ^ 1]) + whole.rewind[-8:]})
-    with pytest.raises(ValueError, match="Rewind"):
-        rewind_in(organizer, RUN_ID, spoiled, organizer.peer)
+    genuine = a_reset(organizer, organizer.peer)
+    for reset in (a_reset(forger, organizer.peer), genuine.changed(rate=0.5), genuine.changed(signature="")):
+        with pytest.raises(ValueError, match="not signed by"):
+            check_signed(record_in(receipt_of(reset, 1.0)), organizer.peer)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"run_id": "other-0123456789abcdef"}, {"step": 8}, {"round": "cd"}],
-    ids=lambda changed: next(iter(changed)),
-)
-def test_an_order_does_not_hold_anywhere_else(organizer: Signer, changed: dict[str, object]) -> None:
+@pytest.mark.parametrize("changed", [{"step": 8}, {"round": "ef" * 32}], ids=lambda changed: next(iter(changed)))
+def test_a_reset_is_not_that_of_another_step(organizer: Signer, changed: dict[str, object]) -> None:
+    receipt = receipt_of(a_reset(organizer, organizer.peer), 1.0)
     with pytest.raises(ValueError, match="of another step"):
-        rewind_in(organizer, RUN_ID, receipt(organizer, ORDER.model_copy(update=changed)), organizer.peer)
-
-
-def test_an_order_does_not_stand_beside_contributions(organizer: Signer) -> None:
-    with pytest.raises(ValueError, match="of another step"):
-        rewind_in(organizer, RUN_ID, receipt(organizer, signed=(b"x",)), organizer.peer)
+        record_in(receipt.model_copy(update=changed))
 
 
 @pytest.mark.parametrize(("name", "value"), [(RATE, 0.5001), (REWOUND, 8)])

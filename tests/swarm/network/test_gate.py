@@ -194,7 +194,7 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
         return len((await directory.rpc_store(request)).store_ok) == 1  # whether it is taken is another question
 
     async def join_a_group() -> bool:
-        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
         async with endpoint.open(leader, GroupService, encode(Join(step=1, after="", member=me))) as stream:
             return (await stream.receive_record(Verdict)) is not None
 

@@ -11,14 +11,25 @@ import pytest
 import dedloc_kit
 from dedloc_kit.records.admission import Reached, Token
 from dedloc_kit.records.experts import HostOffer
-from dedloc_kit.records.orders import DecayOrder, Notice, Rewind
+from dedloc_kit.records.orders import DecayOrder, Notice
 from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.records.record import Count, Record, SignedRecord
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import Release, Serving
-from dedloc_kit.swarm.averaging.agreement.roll import Acknowledgement, Promise, Proposal, Report
-from dedloc_kit.swarm.averaging.matchmaking.group import Coming, Member
+from dedloc_kit.swarm.consensus.records import (
+    Accepted,
+    Entry,
+    Epoch,
+    Goodbye,
+    PartReset,
+    Piece,
+    Promise,
+    Reset,
+    Value,
+    Voter,
+)
+from dedloc_kit.swarm.consensus.signing import Signed
 from dedloc_kit.swarm.network.identity import Signer, opened, owner, parted, signed_content
 from dedloc_kit.swarm.network.kinds import (
     CONTRIBUTIONS,
@@ -48,18 +59,22 @@ OFFER = RUN | {"client_mode": True, "addresses": (), "device": "T4", "name": "as
 GAVE = RUN | {"step": 3, "session": "ab", "samples": 8, "session_samples": 16, "loss": 2.5, "name": "", "time": 1.5}
 ROOTS: dict[str, Any] = dict.fromkeys(("parts", "before", "after", "work"), HASH)
 PLEDGED = ROOTS | {"group": "cd", "microbatches": 2}
-ACCEPTED = Acknowledgement(group="cd", ballot=1, roll=HASH, average=HASH)
-MEMBER = Member(peer="QmAsha", bandwidth=1e6, client_mode=False, group_size=2)
+ASHA = Voter("QmAsha", 7)
+INSTANCE: dict[str, Any] = RUN | {"part": "", "previous": "ab" * 32}
+ENTRY = Entry(
+    **INSTANCE, voter=ASHA, pieces=(Piece(hash="cd" * 32, samples=8, weight=8),), orders=("ef" * 32,), about="{}"
+)
+VALUE = Value(**INSTANCE, step=3, counted=(ENTRY,), weights=(8,), average="12" * 32)
+ACCEPTED = Accepted(**INSTANCE, epoch=Epoch(1, "QmAsha", "34" * 32), link=VALUE.link, average="12" * 32, voter=ASHA)
 
 GOLDEN: dict[str, SignedRecord] = {
     "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
     "ee689bf52918a62c": Reached(**RUN, peer="QmAsha", host="192.0.2.1", port=4001, time=1.5),
-    "a5870f403c2bfe05": Contribution(**GAVE),
-    "477d751b7543c0fb": Pledged(**GAVE, **PLEDGED),
+    "40e86e9e0bf20197": Contribution(**GAVE),
+    "216d3c6ad658c073": Pledged(**GAVE, **PLEDGED),
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
-    "eeb540d6c4014353": Rewind(**RUN, step=9, round="cd", checkpoint=4, rate=0.5, time=1.5),
     "0ed09423de963231": Notice(**RUN, time=1.5, refused=HASH[:8], step=3, round="cd"),
-    "50aaa567ef699c90": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
+    "d8c74ce8e19557f5": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
     "a6169391087bde49": RowSummary(
         **RUN, **AT, rows=2, row=1, able=("QmAsha",), peers=2, boundary_seconds=0.2, addresses=(), time=1.5
     ),
@@ -69,14 +84,19 @@ GOLDEN: dict[str, SignedRecord] = {
     "a02fa34ac2e7dabe": Release(**RUN, versions=("ab" * 32,), time=1.5),
     "13cdfacd77465ea7": Standing(**RUN, peer="QmAsha", confirmed=8),
     "67a1d8aaf0490005": Credential(**RUN, to="QmAsha", service="echo", certificate="ef"),
-    "670a586a90a0084d": Coming(**RUN, step=3, after="cd", member=MEMBER),
-    "f39b60fc5385b94a": Report(group="cd", ballot=1, whole=(0, 1), introductions=HASH),
-    "a67973052b876db7": Proposal(group="cd", ballot=1, roll=HASH, average=b""),
-    "375b28531cb659ee": ACCEPTED,
-    "9276085e4d140a45": Promise(group="cd", ballot=2, acknowledged=ACCEPTED),
     "096c0e13e7180b91": SignedDigest(digest=HASH),
 }
 """By the beginning of the SHA-256 of what is signed."""
+AGREEMENT: dict[str, Signed] = {
+    "bb733284452c4901": ENTRY,
+    "f944824d0c3db51a": ACCEPTED,
+    "70d252939faedb80": Promise(**INSTANCE, epoch=Epoch(2, "QmBina", "34" * 32), voter=ASHA, accepted=ACCEPTED),
+    "6206574223ca3aa5": Reset(
+        **RUN, term=1, step=3, parts=(PartReset(part="", previous="ab" * 32, state="56" * 32),), coordinator=ASHA
+    ),
+    "63bc0204af2eb0c2": Goodbye(**RUN, part="", head="ab" * 32, voter=ASHA),
+}
+"""Likewise, of the agreement on steps."""
 
 
 def subclasses(kind: type[Record]) -> set[type[Record]]:
@@ -104,14 +124,21 @@ def test_wire_names_are_short_and_unique() -> None:
 
 
 def test_every_signed_record_has_a_golden_digest() -> None:
-    signed = {kind for _, kind in named() if issubclass(kind, SignedRecord)}
-    assert {type(record) for record in GOLDEN.values()} == signed
+    signed = {kind for _, kind in named() if issubclass(kind, SignedRecord | Signed)}
+    assert {type(record) for record in (*GOLDEN.values(), *AGREEMENT.values())} == signed
 
 
 def test_the_signed_bytes_of_a_record_do_not_change() -> None:
     assert {record.wire: signed_digest(record) for record in GOLDEN.values()} == {
         record.wire: digest for digest, record in GOLDEN.items()
     }
+    assert {record.wire: record.digest[:16] for record in AGREEMENT.values()} == {
+        record.wire: digest for digest, record in AGREEMENT.items()
+    }
+
+
+def test_the_link_of_a_step_does_not_change() -> None:
+    assert VALUE.link[:16] == "b26210bba4c812c5"
 
 
 def test_the_keys_of_the_directory_are_named_after_their_records() -> None:

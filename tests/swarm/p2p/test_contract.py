@@ -2,8 +2,9 @@
 
 import asyncio
 import resource
+import string
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,20 +13,18 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.config.machine import PeerConfig
 from dedloc_kit.machine.dialling import run_in_loop
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS, SERVING, STAGES, Kind
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.p2p import seams
-from dedloc_kit.swarm.p2p.adapters import DhtRecords, KeySigner, KeyVerifier, Libp2pNetwork
+from dedloc_kit.swarm.p2p.adapters import KeySigner, KeyVerifier
 from dedloc_kit.swarm.p2p.local import FolderDisk, SystemClock
 from tests.identities import an_identity
 from tests.simulation.keys import SimulatedSigner, SimulatedVerifier
-from tests.swarm.harness import RUN_ID, a_signer, open_node, progress
+from tests.swarm.harness import RUN_ID, a_signer, progress
 from tests.swarm.p2p import in_memory
+from tests.swarm.p2p.meeting import Meeting, Peer
 
 NOBODY: str = a_signer(2).peer
 RANDOM: tuple[seams.Random, ...] = (Random(1), SystemRandom())
@@ -47,20 +46,6 @@ class Machine:
     another: seams.Signer
     verifier: seams.Verifier
     full: Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Peer:
-    clock: seams.Clock
-    network: seams.Network
-    records: seams.Records
-
-    @property
-    def id(self) -> str:
-        return self.network.peer
-
-
-Meeting = Callable[[Peer, Peer], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -94,53 +79,6 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
     folder = FolderDisk(tmp_path / "disk")
     yield Machine(run_in_loop, SystemClock(), folder, me, other, KeyVerifier(), no_longer_files)
     folder.close()
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[Node, Signer]]]:
-    """Of two peers that know each other."""
-    found: list[tuple[Node, Signer]] = []
-    for name in ("asha", "bina"):
-        folder = tmp_path_factory.mktemp(name)
-        identity = an_identity(folder / "identity.key")
-        known = addresses_of(found[0][0]) if found else ()
-        node = open_node(PeerConfig(folder=folder, swarm_host="127.0.0.1"), identity, known)
-        found.append((node, Signer(identity)))
-    yield found
-    for node, _ in reversed(found):
-        node.shutdown()
-
-
-@pytest.fixture(params=["memory", pytest.param("hivemind", marks=pytest.mark.soak)])
-def meet(request: pytest.FixtureRequest) -> Callable[[Meeting], None]:
-    """Runs a test between two peers."""
-    process: str = request.node.name
-
-    def in_one_world(test: Meeting) -> None:
-        world = in_memory.World(1)
-
-        def peer(name: str) -> Peer:
-            clock = in_memory.MemoryClock()
-            return Peer(clock, in_memory.MemoryNetwork(world, name), in_memory.MemoryRecords(world, name, clock))
-
-        in_memory.run(test(peer("asha"), peer("bina")))
-
-    def on_hivemind(test: Meeting) -> None:
-        nodes: list[tuple[Node, Signer]] = request.getfixturevalue("nodes")
-
-        async def run() -> None:
-            async with AsyncExitStack() as stack:
-                peers = []
-                for node, signer in nodes:
-                    p2p = await node.replicate_p2p(process=process)
-                    stack.push_async_callback(p2p.shutdown)
-                    network = Libp2pNetwork(Endpoint(p2p, RUN_ID), signer.peer)
-                    peers.append(Peer(SystemClock(), network, DhtRecords(node, signer)))
-                await test(*peers)
-
-        run_in_loop(run())
-
-    return in_one_world if request.param == "memory" else on_hivemind
 
 
 # Clock
@@ -253,6 +191,14 @@ def test_a_signature_is_of_its_author_and_content_alone(machine: Machine) -> Non
     assert not machine.verifier.valid(machine.signer.peer, content, machine.another.sign(content))
     assert signature.isascii()
     assert len(signature) <= 1280
+
+
+def test_nobody_can_spell_a_signature_in_another_way(machine: Machine) -> None:
+    signature = machine.signer.sign(b"content")
+    for place in range(len(signature) - 4, len(signature)):
+        for letter in {*string.ascii_letters, *string.digits, *"+/="} - {signature[place]}:
+            other = signature[:place] + letter + signature[place + 1 :]
+            assert not machine.verifier.valid(machine.signer.peer, b"content", other)
 
 
 def test_any_text_may_come_as_a_signature(machine: Machine) -> None:

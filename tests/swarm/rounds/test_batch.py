@@ -9,7 +9,6 @@ import torch
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import DISTRUSTED_STEPS, QUIET_SECONDS, Batch
 from dedloc_kit.swarm.trust.weight import Counting
@@ -38,7 +37,6 @@ class Peer:
             mine=progress(step=0, samples_per_second=RATE),
             looked=NOW,
             others=lambda: self.others,
-            is_near=lambda peer: True,
             report_now=lambda: None,
         )
         self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0, receipts=())
@@ -60,12 +58,6 @@ class Peer:
         self.batch.watch({} if late else told, told.values() if late else ())
 
 
-def a_row(samples: int, ago: float = 0.0, filling: float = 4 * RATE) -> Row:
-    """Four peers of another row had so many samples, so many seconds ago."""
-    speaker, rate, microbatch = ("one of it",), 4 * RATE, 1.0
-    return Row(speaker, speaker, 4, samples, rate, filling, microbatch, NOW - ago)
-
-
 def test_what_is_computed_after_the_batch_is_full_is_for_the_next_one() -> None:
     me = Peer()
     me.compute(8, gradient=1.0)
@@ -81,29 +73,10 @@ def test_what_is_computed_after_the_batch_is_full_is_for_the_next_one() -> None:
         assert mean.tolist() == [2.0]
 
 
-@pytest.mark.parametrize(
-    ("row", "full"),
-    [
-        (a_row(11), False),
-        (a_row(12), True),
-        (a_row(4, ago=1.4), False),  # all may be in the middle of a microbatch
-        (a_row(4, ago=1.6), True),
-        (a_row(4, ago=1.6, filling=RATE), False),
-        (a_row(4, ago=QUIET_SECONDS + 1.0), False),
-    ],
-    ids=["not full", "full", "not full yet", "full by now", "most have fixed theirs", "of long ago"],
-)
-def test_the_batch_is_full_by_what_other_rows_have_told_and_surely_computed_since(row: Row, full: bool) -> None:
+def test_a_device_is_ahead_by_its_share_of_what_all_compute() -> None:
     me = Peer()
     me.compute(8)
-    me.batch.watch({}, (), [row])
-    assert me.batch.fixed is full
-
-
-def test_a_device_is_ahead_by_its_share_of_what_all_rows_compute() -> None:
-    me = Peer()
-    me.compute(8)
-    me.batch.watch({}, (), [a_row(12)])
+    me.hear(12, samples_per_second=4 * RATE)
     me.compute(3)
     assert not me.batch.ahead
     me.compute(1)  # a fifth of the batch after this one

@@ -1,179 +1,228 @@
 """What a peer takes of steps that others made without it."""
 
-import threading
-from types import SimpleNamespace
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dedloc_kit.learning.train.optim.lamb import Lamb
-from dedloc_kit.learning.train.state.state import START, Position, TrainingState
-from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
-from dedloc_kit.swarm.rounds import catchup
-from dedloc_kit.swarm.rounds.catchup import CatchUp
-from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
-from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
-from tests.swarm.harness import belief, progress
+from dedloc_kit.learning.train.state.state import Position
+from dedloc_kit.swarm.consensus.records import Commit
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.rounds.catchup import MissedStep
+from dedloc_kit.swarm.rounds.finished_step import decay_order, receipt_of, record_in
+from tests.identities import an_identity
+from tests.swarm.harness import progress
+from tests.swarm.rounds.chained import BATCH, Chains, Coordinator, Follower, chains
 from tests.tiny import tiny_run
 
-BATCH = 10
+STEADY = {"learning_rate": 0.1, "schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
 
 
-@pytest.mark.parametrize(
-    ("weigh", "samples", "taken"),
-    [
-        (claimed, (BATCH,), True),
-        (claimed, (BATCH - 1,), False),
-        (claimed, (1, 1, 60), True),
-        (allowed, (1, 1, 60), False),
-        (allowed, (4, 4, 60), True),
-    ],
-)
-def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too_few_samples(
-    weigh: Weigh, samples: tuple[int, ...], taken: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def signers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Signer, Signer]:
+    """The organizer's, and a peer's."""
+    folder: Path = tmp_path_factory.mktemp("keys")
+    return Signer(an_identity(folder / "organizer")), Signer(an_identity(folder / "peer"))
+
+
+@pytest.fixture
+def among(signers: tuple[Signer, Signer]) -> Iterator[Chains]:
+    with chains(signers[0]) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(among: Chains) -> Coordinator:
+    return Coordinator(among, tiny_run(global_batch=BATCH, optimizer=STEADY))
+
+
+@pytest.fixture
+def follower(among: Chains, coordinator: Coordinator, signers: tuple[Signer, Signer]) -> Follower:
+    """At the beginning, where the coordinator is as well."""
+    made = Follower(among, coordinator, signers[1])
+    assert made.catch_up.load()
+    return made
+
+
+def told(missed: list[MissedStep]) -> list[tuple[int, str]]:
+    return [(step.receipt.step, step.receipt.round) for step in missed]
+
+
+def test_missed_steps_are_taken_one_after_the_other_each_with_its_average(
+    coordinator: Coordinator, follower: Follower
 ) -> None:
-    values: dict[str, Any] = {
-        "run_id": "tiny-0123456789abcdef",
-        "step": 5,
-        "session": "ab",
-        "loss": 1.0,
-        "name": "",
-        "time": 9.0,
-    }
-    given = {
-        f"p{number}": Contribution(**values, samples=count, session_samples=count, decay_order="abcd")
-        for number, count in enumerate(samples)
-    }
-    orders = {("abcd", "tiny-0123456789abcdef", "p", 2): 7}
-    monkeypatch.setattr(
-        catchup,
-        "decay_in",
-        lambda _, run_id, brought, who, rewound: orders[next(c.decay_order for c in brought), run_id, who, rewound],
-    )
-    monkeypatch.setattr(catchup, "opened", lambda *_: given)
-    monkeypatch.setattr(catchup, "unpack", lambda _: ())
-    monkeypatch.setattr(catchup, "decode_all", lambda *_: torch.ones(3))
-    applied: list[tuple[Receipt, int]] = []
-    me: Any = SimpleNamespace(
-        _state=SimpleNamespace(
-            step=4,
-            rewound=2,
-            receipts=(),
-            layout=SimpleNamespace(size=3),
-            apply=lambda average, receipt, decay: applied.append((receipt, decay)),
-        ),
-        _run=SimpleNamespace(run_id=values["run_id"], global_batch=BATCH),
-        _exchange=SimpleNamespace(grouping=OneGroup(BATCH, weigh)),
-        _tracker=SimpleNamespace(belief=SimpleNamespace(reached=lambda *_: None, organizer="p")),
-        _signer=None,
-    )
-    found: Any = SimpleNamespace(step=5, round="cd", metadata=b"", parts=())
-    if taken:
-        CatchUp._take(me, found)
-    else:
-        with pytest.raises(ValueError, match="too few samples"):
-            CatchUp._take(me, found)
-    assert [(receipt.step, receipt.round, decay) for receipt, decay in applied] == [(5, "cd", 7)] * taken
+    commits = [coordinator.step() for _ in range(3)]
+    assert follower.catch_up.behind()
+    missed = follower.catch_up.follow()
+    assert told(missed) == [(number, commit.link) for number, commit in enumerate(commits, 1)]
+    assert [list(step.weights.values()) for step in missed] == [[BATCH]] * 3
+    assert [record_in(receipt) for receipt in follower.state.receipts] == commits
+    assert follower.is_there()
+    assert follower.asked == ["average"] * 3
+    assert not follower.catch_up.behind()
+
+
+def test_a_late_average_is_taken_with_what_the_organizer_ordered(coordinator: Coordinator, follower: Follower) -> None:
+    coordinator.step(decay_order=decay_order(coordinator.signer, coordinator.run.run_id, 7, 0))
+    coordinator.step()
+    assert coordinator.state.decay is not None
+    follower.catch_up.follow()
+    assert follower.state.decay == coordinator.state.decay
+    assert follower.is_there()
+
+
+def test_names_of_the_gradients_that_count_come_with_a_missed_step(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    commit = coordinator.step()
+    (missed,) = follower.catch_up.follow()
+    assert missed.pieces == {piece.hash for entry in commit.value.counted for piece in entry.pieces}
+    assert len(missed.pieces) == 1
+
+
+def test_where_an_average_is_gone_the_state_is_loaded_and_its_receipts_tell_what_was_missed(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    commits = [coordinator.step() for _ in range(3)]
+    follower.gives = lambda after: coordinator.kept_average(after) if after == commits[0].previous else None
+    missed = follower.catch_up.follow()
+    assert follower.asked == ["average", "average", "state"]
+    assert told(missed) == [(number, commit.link) for number, commit in enumerate(commits, 1)]
+    assert follower.is_there()
+
+
+def test_a_peer_that_reaches_nobody_stays_and_tries_again(coordinator: Coordinator, follower: Follower) -> None:
+    commit = coordinator.step()
+    follower.reachable = False
+    assert follower.catch_up.follow() == []
+    assert follower.state.step == 0
+    assert follower.catch_up.behind()
+    follower.reachable = True
+    assert told(follower.catch_up.follow()) == [(1, commit.link)]
+    assert follower.is_there()
+
+
+def test_a_rollback_takes_the_whole_state_of_the_organizer(coordinator: Coordinator, follower: Follower) -> None:
+    coordinator.step()
+    tensors, info = coordinator.state.copy()
+    coordinator.step()
+    follower.catch_up.follow()
+    link = coordinator.roll_back(tensors, info, rate=0.5)
+    commit = coordinator.step()
+    follower.asked.clear()
+    missed = follower.catch_up.follow()
+    assert follower.asked == ["state"]
+    assert told(missed) == [(3, link), (4, commit.link)]
+    assert [step.is_step for step in missed] == [True, True]
+    assert [step.rollback and step.rollback.rate for step in missed] == [0.5, None]
+    assert (follower.state.rate, follower.state.rewound) == (0.5, 3)
+    assert follower.is_there()
 
 
 def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ours(
-    monkeypatch: pytest.MonkeyPatch,
+    among: Chains, coordinator: Coordinator, follower: Follower
 ) -> None:
-    monkeypatch.setattr(catchup, "opened", lambda *_: {})
-    monkeypatch.setattr(catchup, "rewind_in", lambda *_: None)
-
-    def receipts(*rounds: str) -> tuple[Receipt, ...]:
-        return tuple(Receipt(step=11 + n, round=name, time=1, seconds=0, signed=()) for n, name in enumerate(rounds))
-
-    state = SimpleNamespace(position=Position(13, "dd"), step=13, receipts=receipts("aa", "bb", "dd"))
-
-    def load_state() -> bool:
-        state.position, state.step, state.receipts = Position(15, "ff"), 15, receipts("aa", "cc", "dc", "ee", "ff")
-        return True
-
-    class Lagging(CatchUp):
-        def __init__(self) -> None:
-            self._state: Any = state
-            self._stop: Any = SimpleNamespace(is_set=lambda: False)
-            self._run: Any = SimpleNamespace(run_id="", global_batch=BATCH)
-            self._signer: Any = None
-            self._tracker: Any = SimpleNamespace(belief=SimpleNamespace(organizer="o"))
-            self._take_averages: Any = list
-            self._load_state: Any = load_state
-            self.behind: Any = lambda: True
-
-    told = [(receipt.step, receipt.round) for receipt, _ in Lagging().follow()]
-    assert told == [(12, "cc"), (13, "dc"), (14, "ee"), (15, "ff")]
+    """The coordinator has lost its disk and returns with an older checkpoint."""
+    coordinator.step()
+    tensors, info = coordinator.state.copy()
+    coordinator.step()
+    coordinator.step()
+    follower.catch_up.follow()
+    again = Coordinator(among, coordinator.run, checkpoint=(tensors, info))
+    follower.coordinator = again
+    follower.gives = again.kept_average
+    commits = [again.step(name="again") for _ in range(4)]
+    missed = follower.catch_up.follow()
+    assert told(missed) == [(number, commit.link) for number, commit in enumerate(commits, 2)]
+    assert [receipt.round for receipt in follower.state.receipts] == [commit.link for commit in commits]
+    assert follower.is_there()
 
 
-def test_nobody_asks_who_holds_no_state_for_one_nor_thinks_that_it_has_gone_elsewhere() -> None:
-    run = tiny_run()
-    state = TrainingState(torch.nn.Linear(3, 2), lambda m: Lamb(m.parameters(), lr=0.1), run)
-    lender = progress(step=0, round="", sketch=(), holds_state=False)
-    at = {"lender": lender, "donor": progress(step=0, round="", sketch=state.sketch)}
-    tracker: Any = SimpleNamespace(at=lambda *_: at, belief=belief(), proves=lambda peers: bool(peers))
-    catch_up = CatchUp(
-        *(state, SimpleNamespace(), tracker, SimpleNamespace(), SimpleNamespace(client_mode=False)),  # type: ignore[arg-type]
-        *(threading.Event(), lambda _received, _total: None),
-    )
-    assert catch_up._donors(START) == ["donor"]
-    del at["donor"]
-    assert not catch_up._drifted()
+def test_nobody_asks_who_holds_no_state_for_one_nor_thinks_that_it_has_gone_elsewhere(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    me = coordinator.signer.peer
+    lender = progress(step=0, round=coordinator.state.round, sketch=(), holds_state=False)
+    follower.others = lambda: {"lender": lender}
+    assert not follower.catch_up.behind()
+    drifted = progress(step=0, round=coordinator.state.round, sketch=(9.0, 9.0, 9.0, 9.0))
+    follower.others = lambda: {"lender": lender, me: drifted}
+    assert follower.catch_up.behind()
+    coordinator.step()
+    newest = coordinator.state.position
+    follower.others = lambda: {"lender": progress(step=1, round=newest.round, sketch=(), holds_state=False)}
+    follower.gives = lambda _: None
+    follower.catch_up.follow()
+    assert "state" not in follower.asked
 
 
-def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them_and_by_the_state_it_is_in() -> None:
-    settled, opened, taken = list[list[str]](), list[None](), list[list[str]]()
-    gave = SimpleNamespace(samples=3)
-    missed = [(SimpleNamespace(round="aa"), {"me": gave}), (SimpleNamespace(round="bb"), {"another": gave})]
-    me: Any = SimpleNamespace(
-        _catch_up=SimpleNamespace(follow=lambda: missed),
-        _accumulator=SimpleNamespace(confirm=lambda rounds: settled.append(list(rounds))),
-        _signer=SimpleNamespace(peer="me"),
-        state=SimpleNamespace(rounds=("99", "aa", "bb"), rewound=0),
-        _rounds=SimpleNamespace(
-            batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None),
-        ),
-        _learn=lambda _, contributions: taken.append(list(contributions)),
-        _tell=lambda *_: None,
-        _report=lambda: None,
-    )
-    CollaborativeOptimizer._follow_the_swarm(me)
-    assert settled == [["aa"], ["99", "aa"]], "the round bb left this peer's samples out"
-    assert taken == [["me"], ["another"]]
-    assert opened, "what is fixed may hold what has counted"
-
-
-@pytest.mark.parametrize(
-    ("told", "newest", "downloads"),
-    [
-        ({"organizer": "same"}, START, False),
-        ({"organizer": "other", "peer": "same"}, START, True),
-        ({"peer": "same"}, START, True),
-        ({"organizer": "same"}, Position(1, "ab"), True),
-    ],
-)
+@pytest.mark.parametrize("case", ["same", "another model", "not there", "does not answer", "beyond"])
 def test_where_a_run_begins_nobody_downloads_what_the_organizer_says_that_it_has_as_well(
-    told: dict[str, str], newest: Position, downloads: bool
+    among: Chains, coordinator: Coordinator, signers: tuple[Signer, Signer], case: str
 ) -> None:
     """A hundred who come at once would wait for hours for its line."""
-    loads: list[bool] = []
+    model = torch.nn.Linear(100, 50) if case == "another model" else None
+    newcomer = Follower(among, coordinator, signers[1], model)
+    if case == "another model":
+        newcomer.state.flat.zero_()
+        newcomer.state.load(newcomer.state.tensors(), newcomer.state.info)  # its sketch
+    elif case == "not there":
+        here = newcomer.there()
+        newcomer.others = lambda: {"peer": here}
+    elif case == "does not answer":
+        newcomer.header = lambda: None
+    elif case == "beyond":
+        coordinator.step()
+    assert newcomer.catch_up.load()
+    assert newcomer.asked == ([] if case == "same" else ["state"])
+    assert newcomer.is_there()
 
-    def load() -> bool:
-        loads.append(True)
-        return True
 
-    me: Any = SimpleNamespace(
-        _state=SimpleNamespace(position=START, differs=lambda sketch: sketch != "same"),
-        _tracker=SimpleNamespace(
-            at=lambda *position: {p: SimpleNamespace(sketch=s) for p, s in told.items()} if position == START else {},
-            newest=lambda mine: newest,
-            belief=SimpleNamespace(organizer="organizer"),
-        ),
-        _look=lambda: None,
-        _load_state=load,
-    )
-    me._holds_first = lambda: CatchUp._holds_first(me)
-    assert CatchUp.load(me)
-    assert len(loads) == downloads
+def test_a_newcomer_is_where_the_coordinator_is_though_voters_were_replaced_before_the_first_step(
+    among: Chains, coordinator: Coordinator, follower: Follower
+) -> None:
+    """A reset of the electorate is no step, and moves no parameters."""
+    before = follower.state.position
+    coordinator.replace_voters()
+    commit = coordinator.step()
+    missed = follower.catch_up.follow()
+    assert [step.is_step for step in missed] == [False, True]
+    assert told(missed)[1] == (1, commit.link)
+    assert follower.is_there()
+    assert follower.state.position != before
+
+
+def test_receipts_that_nobody_has_signed_are_not_kept(coordinator: Coordinator, follower: Follower) -> None:
+    for _ in range(2):
+        coordinator.step()
+    first, second = coordinator.state.receipts
+    commit = record_in(first)
+    assert isinstance(commit, Commit)
+    (entry,) = commit.value.counted
+    another = commit.changed(value=commit.value.changed(counted=(entry.changed(orders=("ab" * 32,)),)))
+    forged = receipt_of(another, 1.0)
+    coordinator.state.receipts = (forged, second)
+    follower.gives = lambda _: None
+    missed = follower.catch_up.follow()
+    assert told(missed) == [(2, second.round)]
+    assert follower.state.receipts == (second,)
+    assert len(follower.rejected) == 1
+    assert follower.rejected[0].startswith("the receipt of a step")
+    assert follower.is_there()
+
+
+def test_a_state_whose_place_in_the_chain_is_not_signed_is_refused(
+    among: Chains, coordinator: Coordinator, follower: Follower, signers: tuple[Signer, Signer]
+) -> None:
+    other: Any = Coordinator(among, coordinator.run)
+    other.step()
+    coordinator.step()
+    coordinator.state.anchor, right = other.state.anchor, coordinator.state.anchor
+    follower.gives = lambda _: None
+    assert follower.catch_up.follow() == []
+    assert follower.state.position == Position(0, follower.state.round)
+    coordinator.state.anchor = right
+    follower.catch_up.follow()
+    assert follower.is_there()

@@ -7,12 +7,15 @@ import pytest
 
 from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.records.steps import Contribution, Receipt
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.branch import Anchored
 from dedloc_kit.swarm.directory.contributions import collect, possible, publish
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.finished_step import global_step, opened
+from dedloc_kit.swarm.rounds.finished_step import check_signed, global_step, receipt_of, record_in
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from tests.identities import an_identity
 from tests.swarm.harness import PlainDHT
+from tests.swarm.rounds.chained import Coordinator, chains
 from tests.tiny import tiny_run
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
@@ -52,18 +55,42 @@ def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: 
         possible(given(**values), RUN, BATCH)
 
 
-def test_what_was_pledged_to_another_round_or_not_at_all_is_in_no_receipt(tmp_path: Path) -> None:
-    run, signer = tiny_run(global_batch=BATCH, trust={"checks": "on"}), Signer(an_identity(tmp_path / "key"))
-    plain = given(run_id=run.run_id)
-    pledged = nothing_pledged(plain, "ab")
-    assert opened(signer, run, "", 2, "ab", (signer.sign(pledged),)) == {signer.peer: pledged}
-    for signed, step, round, why in (
-        (pledged, 2, "cd", "another round"),
-        (pledged, 3, "ab", "another step"),
-        (plain, 2, "ab", "Pledged: "),
+def test_a_receipt_holds_the_record_that_it_names(tmp_path: Path) -> None:
+    run, signer = tiny_run(global_batch=BATCH), Signer(an_identity(tmp_path / "key"))
+    with chains(signer) as among:
+        coordinator = Coordinator(among, run)
+        assert coordinator.branch.head is not None
+        first, second = (receipt_of(coordinator.step(), time=9.0, seconds=0.5) for _ in range(2))
+    assert (first.step, second.step, second.time, second.seconds) == (1, 2, 9.0, 0.5)
+    assert record_in(second).link == second.round
+    check_signed(record_in(second), signer.peer)
+    for lie in (
+        second.model_copy(update={"record": first.record}),
+        second.model_copy(update={"step": 3}),
+        second.model_copy(update={"round": first.round}),
+        second.model_copy(update={"record": second.record[:-1]}),
+        second.model_copy(update={"record": b""}),
     ):
-        with pytest.raises(ValueError, match=why):
-            opened(signer, run, "", step, round, (signer.sign(signed),))
+        with pytest.raises(ValueError, match=r"another step|JSON|only consensus/commit"):
+            record_in(lie)
+
+
+def test_a_record_without_its_chain_has_to_be_signed_by_those_that_it_names(tmp_path: Path) -> None:
+    run, signer = tiny_run(global_batch=BATCH), Signer(an_identity(tmp_path / "key"))
+    with chains(signer) as among:
+        coordinator = Coordinator(among, run)
+        assert coordinator.branch.head is not None
+        reset = files.decode(coordinator.branch.head.anchor, Anchored).anchor.reset
+        commit = coordinator.step()
+    check_signed(reset, signer.peer)
+    with pytest.raises(ValueError, match="not signed"):
+        check_signed(reset, "another")
+    with pytest.raises(ValueError, match="not signed"):
+        check_signed(reset.changed(step=5), signer.peer)
+    entry = commit.value.counted[0]
+    forged = commit.changed(value=commit.value.changed(counted=(entry.changed(about=""),)))
+    with pytest.raises(ValueError, match="not signed"):
+        check_signed(forged, signer.peer)
 
 
 def test_the_directory_learns_of_a_pledge_what_it_learns_of_any_contribution(tmp_path: Path) -> None:
@@ -73,7 +100,7 @@ def test_the_directory_learns_of_a_pledge_what_it_learns_of_any_contribution(tmp
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples() -> None:
-    receipt = Receipt(step=2, round="ab", time=1.0, seconds=0.5, signed=())
+    receipt = Receipt(step=2, round="ab", time=1.0, seconds=0.5, record=b"")
     follower = given(samples=0, session_samples=0, loss=None)
     step = global_step(receipt, {"a": given(samples=1, loss=4.0), "b": given(samples=3, loss=8.0), "c": follower})
     assert (step.samples, step.peers, step.loss) == (4, 3, 7.0)

@@ -17,7 +17,7 @@ from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
-from dedloc_kit.records.steps import MAX_LOSS, Absence, LeftOut, Receipt
+from dedloc_kit.records.steps import MAX_LOSS, Absence, Contribution, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -28,7 +28,6 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
-from dedloc_kit.swarm.rounds.finished_step import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
@@ -46,16 +45,26 @@ class Averager:
         self.strangers: frozenset[str] = frozenset()
         self.result: RoundResult | None = None
         self.vector = SharedVector(layout)
+        self.brought: list[Contribution] = []
+        self.alone: list[bool] = []
+        """Of each group that was looked for: whether nobody else is to come."""
 
     def gather(self, request: GroupRequest) -> Any:
+        self.alone.append(request.alone)
         members = request.expected | self.strangers if self.somebody_comes else None
         self.open_for, done = request.open_for, self.result is not None
-        return SimpleNamespace(done=done, called=False, members=members, seconds=0.1, result=lambda: self.result)
+        self.group: Any = SimpleNamespace(done=done, called=False, members=members, seconds=0.1)
+        self.group.result = lambda: self.result
+        return self.group
+
+    def end(self, result: RoundResult) -> None:
+        self.result, self.group.done = result, True
 
     def widen(self, _: object, request: GroupRequest) -> None:
         self.asked.append(f"look for {len(request.expected)}, open for {request.open_for:g}")
 
-    def begin(self, *_: object, **__: object) -> None:
+    def begin(self, _group: object, mine: Contribution, *_: object, **__: object) -> None:
+        self.brought.append(mine)
         self.asked.append("begin")
 
     def call_off(self, _: object) -> None:
@@ -87,7 +96,23 @@ class Peer:
         me, self.other = (Signer(an_identity(folder / name)) for name in ("me", "other"))
         believed = belief(me.peer, self.other.peer if led else "organizer")
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), believed)
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, replace(profile(), follower=follower))
+        self.peer, self.voters = me.peer, frozenset[str]()
+        """Without most of whom no step is taken."""
+        branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}))
+        shown = replace(profile(), follower=follower)
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, shown, branch)
+
+    def _needed(self, peers: set[str]) -> frozenset[str]:
+        missing = self.voters - peers
+        return missing if 2 * len(missing) >= len(self.voters) else frozenset()
+
+    def begin_alone(self) -> Contribution:
+        """What it brings to a group of its own."""
+        before = len(self.averager.alone)
+        self.rounds.gather_if_due(samples_per_second=1.0)
+        assert self.averager.alone[before:] == [True]
+        self.rounds.advance()
+        return self.averager.brought[-1]
 
     def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
         """The other one (or who else it is) has so many samples, as of then; none: it leaves."""
@@ -100,7 +125,7 @@ class Peer:
 
 
 def a_receipt(step: int) -> Receipt:
-    return Receipt(step=step, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
+    return Receipt(step=step, round="ab" * 32, time=get_dht_time(), seconds=0.0, record=b"")
 
 
 @pytest.mark.parametrize(("leaves", "asked"), [(False, "begin"), (True, "call off")])
@@ -174,7 +199,7 @@ def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_
     me = Peer(tmp_path)
     give(me.replica, samples=2)
     me.hear(0, time=get_dht_time(), samples_per_second=2.0)
-    assert me.rounds.gather_if_due(samples_per_second=0.1) is None
+    me.rounds.gather_if_due(samples_per_second=0.1)
     assert not me.rounds.under_way, "eight samples are missing"
     me.hear(0, time=get_dht_time() - 3.0, samples_per_second=2.0)
     me.rounds.gather_if_due(samples_per_second=0.1)
@@ -233,20 +258,36 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     me.rounds.stepped({me.other.peer: 5} if took_part else {})
     me.hear(0, time=get_dht_time())
     give(me.replica, samples=10, step=1)
-    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.averager.alone == [False] * took_part, "it is not alone"
     assert me.rounds.under_way == took_part
 
 
-@pytest.mark.parametrize("checks", ["off", "on"])
-def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path, checks: str) -> None:
-    me = Peer(tmp_path, checks=checks)
+def test_a_peer_that_never_saw_anyone_is_a_group_of_its_own(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
     give(me.replica, samples=10)
-    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way, "it has not looked yet"
     me.tracker.refresh()
-    complete = me.rounds.gather_if_due(samples_per_second=1.0)
-    assert complete is not None
-    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
-    assert opened(me.rounds._signer, me.run, "", 1, complete.id, complete.signed) == complete.contributions
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.averager.alone == [True]
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+
+
+def test_without_the_voters_of_the_last_step_nobody_gathers_and_a_group_is_called_off(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.voters = frozenset({"QmAway"})
+    me.hear(5, time=get_dht_time())
+    give(me.replica, samples=10)
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way
+    me.voters = frozenset({me.other.peer})
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.averager.alone == [False]
+    me.voters = frozenset({"QmAway"})
+    me.rounds.advance()
+    assert me.averager.asked == ["call off"]
 
 
 def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(
@@ -260,10 +301,11 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     give(me.replica, samples=10)
     now += 60.0  # asleep; meanwhile all that was known of the other one has lapsed
     assert not me.tracker.others()
-    assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+    me.rounds.gather_if_due(samples_per_second=1.0)
     for _ in range(4):
         me.tracker.refresh()  # its connections are dead: it finds nobody
-        assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+        me.rounds.gather_if_due(samples_per_second=1.0)
+        assert not me.rounds.under_way
         now += TIME_TO_LIVE / 4
     me.hear(5, time=now)
     assert not me.rounds.under_way
@@ -279,11 +321,12 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
     me.hear(5, time=now)
     give(me.replica, samples=10)
     began = now
-    while (complete := me.rounds.gather_if_due(samples_per_second=1.0)) is None and now < began + 10 * TIME_TO_LIVE:
+    while not any(me.averager.alone) and now < began + 10 * TIME_TO_LIVE:
+        me.rounds.gather_if_due(samples_per_second=1.0)
         me.rounds.call_off()
         now += 4.0
         me.tracker.refresh()
-    assert complete is not None
+    assert me.averager.alone[-1]
     assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
 
 
@@ -329,9 +372,7 @@ def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, wa
     me.rounds.batch.open()
     me.state.step = MAX_STALENESS + 1
     give(me.replica, samples=10, step=me.state.step)
-    complete = me.rounds.gather_if_due(samples_per_second=1.0)
-    assert complete is not None
-    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+    assert me.begin_alone().samples == 10
     assert warned == ["4 samples were computed on parameters that are too old; dropped"]
 
 
@@ -380,9 +421,7 @@ def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
     me = Peer(tmp_path)
     me.tracker.refresh()
     give(me.replica, samples=10, loss=loss)
-    complete = me.rounds.gather_if_due(samples_per_second=1.0)
-    assert complete is not None
-    assert [given.loss for given in complete.contributions.values()] == [said]
+    assert me.begin_alone().loss == said
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
@@ -390,12 +429,14 @@ def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: 
     me.tracker.refresh()
     for step, samples in enumerate((10, 12)):
         give(me.replica, samples=samples, step=step)
-        complete = me.rounds.gather_if_due(samples_per_second=1.0)
-        assert complete is not None
-        (mine,) = complete.contributions.values()
+        me.averager.result = None
+        mine = me.begin_alone()
         said.append((mine.samples, mine.session_samples))
+        me.averager.end(RoundResult("complete"))
+        me.rounds.advance()
         me.gradients.mark_applied()
         me.state.step += 1
+        me.rounds.stepped({})
     assert said == [(10, 10), (12, 22)]
 
 
@@ -413,7 +454,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
 ) -> None:
     me = Peer(tmp_path)
     me.averager.strangers = frozenset({"QmStranger"})
-    me.averager.result = RoundResult("complete", "ab", absent={"QmStranger": "did not come", me.other.peer: why})
+    me.averager.result = RoundResult("complete", absent={"QmStranger": "did not come", me.other.peer: why})
     me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
     give(me.replica, samples=10)
@@ -425,7 +466,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
 def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     for known in (True, False):
-        me.averager.result = RoundResult("complete", "ab")
+        me.averager.result = RoundResult("complete")
         me.rounds.stepped({me.other.peer: 5} if known else {})
         me.hear(5, time=get_dht_time())
         give(me.replica, samples=10)
@@ -442,7 +483,7 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
     some: dict[str, Absence] = {"QmGone": "fell silent", "QmBack": "left in the middle"}
     for result in (
         RoundResult("refused", absent=some),
-        RoundResult("complete", "ab", {"QmBack": cast(Any, SimpleNamespace(samples=0))}),
+        RoundResult("complete", None, {"QmBack": cast(Any, SimpleNamespace(samples=0))}),
     ):
         me.averager.result = result
         me.hear(5, time=get_dht_time())
@@ -470,7 +511,7 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", 600.0)
     me = Peer(tmp_path)
     lost = [Signer(an_identity(tmp_path / f"lost {number}")) for number in range(2)]
-    me.rounds.stepped(dict.fromkeys([me.other.peer, *(s.peer for s in lost), me.tracker._signer.peer], 5))
+    me.voters = frozenset([me.other.peer, *(s.peer for s in lost), me.peer])
     give(me.replica, samples=10)
     me.hear(5, time=get_dht_time())
     me.rounds.gather_if_due(samples_per_second=100.0)
@@ -504,15 +545,15 @@ def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     me = Peer(tmp_path, led=True)
-    if not first:
-        me.rounds.stepped({me.tracker._signer.peer: 10, me.other.peer: 0})
+    me.voters = frozenset({me.other.peer if first else me.peer})
     monkeypatch.setattr(me.tracker, "alone", lambda: True)
     me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 1.0)
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     wait_until(lambda: not me.tracker.others(), "its record does not lapse")
     give(me.replica, samples=10)
-    taken = me.rounds.gather_if_due(samples_per_second=0.0)
-    assert (taken is None) == first
+    me.rounds.call_off()
+    me.rounds.gather_if_due(samples_per_second=0.0)
+    assert me.rounds.under_way != first
 
 
 @pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
@@ -522,7 +563,7 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
     me = Peer(tmp_path)
     more = [Signer(an_identity(tmp_path / f"other {number}")) for number in range(others - 1)]
     failed, suspicion = me.other.peer, me.tracker.suspicion
-    me.rounds.stepped(dict.fromkeys([failed, *(signer.peer for signer in more), me.tracker._signer.peer], 5))
+    me.voters = frozenset([failed, *(signer.peer for signer in more), me.peer])
     if mine:
         give(me.replica, samples=mine)
     me.hear(10, time=get_dht_time() - 1.0)

@@ -3,13 +3,10 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hivemind.compression import serialize_torch_tensor
-from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.bucket import reading
 from dedloc_kit.bucket.writing import LocalFolder
@@ -17,68 +14,42 @@ from dedloc_kit.coordinator.publishing import bucket_uploading
 from dedloc_kit.coordinator.publishing.bucket_uploading import Uploader
 from dedloc_kit.events import Warned
 from dedloc_kit.hub import HubUnavailable
-from dedloc_kit.learning.train.optim.lamb import Lamb
-from dedloc_kit.learning.train.state.state import Position, TrainingState
+from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.orders import Instructions
-from dedloc_kit.records.progress import Progress
-from dedloc_kit.records.steps import Contribution, Receipt
-from dedloc_kit.swarm.averaging.encoding.codec import decode_all
-from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
-from dedloc_kit.swarm.network.identity import Signer, opened
-from dedloc_kit.swarm.rounds import catchup
-from dedloc_kit.swarm.rounds.catchup import CatchUp
-from dedloc_kit.swarm.transfer.contents import ExpectedState, RecentAverage, StateLayout
+from dedloc_kit.swarm.consensus.records import Commit
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.transfer.contents import ExpectedState, StateLayout
 from tests.bucket.served import Server, files, serving, status
 from tests.identities import an_identity
-from tests.swarm.harness import belief, progress, wait_until
+from tests.swarm.harness import wait_until
+from tests.swarm.rounds import chained
+from tests.swarm.rounds.chained import BATCH, Chains, Follower, chains
 from tests.tiny import tiny_run
 
-BATCH = 32
 
+class Coordinator(chained.Coordinator):
+    """Puts what follows from its steps into a folder that a server shows."""
 
-def round_of(step: int) -> str:
-    return f"{step:040x}" if step else ""
-
-
-class Coordinator:
-    """It takes steps, and puts what follows from them into a folder that a server shows."""
-
-    def __init__(self, folder: Path, signer: Signer) -> None:
-        self.run = tiny_run(global_batch=BATCH, averaging={"state_bucket": "us/down"})
-        self.state = self.new_state()
-        self.kept = list[RecentAverage]()
+    def __init__(self, among: Chains, folder: Path) -> None:
+        super().__init__(among, tiny_run(global_batch=BATCH, averaging={"state_bucket": "us/down"}))
         self.told = list[Warned]()
-        self.signer = signer
         self.writer: Any = LocalFolder(folder / "shown", self.run.run_id)
         self.shown = folder / "shown" / self.run.run_id
         self.uploader: Uploader | None = None
         self.folder = folder
 
-    def new_state(self) -> TrainingState:
-        torch.manual_seed(0)
-        return TrainingState(torch.nn.Linear(100, 50), lambda m: Lamb(m.parameters(), lr=0.1), self.run)
-
     def begin(self) -> None:
         self.uploader = Uploader(self.writer, self.state, self.kept_average, self.folder, self.told.append)  # type: ignore[arg-type]
 
-    def kept_average(self, after: str) -> RecentAverage | None:
-        return next((average for average in self.kept if average.after == after), None)
+    def step(self, **values: Any) -> Commit:
+        commit = super().step(**values)
+        if self.uploader is not None:
+            self.uploader.step_done()
+        return commit
 
-    def step(self, times: int = 1) -> None:
+    def steps(self, times: int) -> None:
         for _ in range(times):
-            step = self.state.step + 1
-            values: dict[str, Any] = {"run_id": self.run.run_id, "step": step, "session": "ab", "loss": 1.0, "name": ""}
-            mine = Contribution(**values, samples=BATCH, session_samples=BATCH, time=get_dht_time())
-            signed = (self.signer.sign(mine),)
-            gradient = torch.randn(self.state.layout.size, generator=torch.Generator().manual_seed(step))
-            parts = (serialize_torch_tensor(gradient).SerializeToString(),)
-            self.kept.append(
-                RecentAverage(round_of(step - 1), round_of(step), step, MSGPackSerializer.dumps(list(signed)), parts)
-            )
-            receipt = Receipt(step=step, round=round_of(step), time=mine.time, seconds=0.0, signed=signed)
-            self.state.apply(decode_all(parts, self.state.layout.size), receipt, 0)
-            if self.uploader is not None:
-                self.uploader.step_done()
+            self.step()
 
     def uploaded(self) -> bool:
         """Is all of it there?"""
@@ -91,61 +62,48 @@ class Coordinator:
         return path.read_bytes() if path.is_file() else None
 
 
-class Newcomer:
+class Newcomer(Follower):
     """Knows what the coordinator says of itself, and has peers that it could ask."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.state, self.rejected = coordinator.new_state(), list[str]()
-        self.asked = list[str]()
-        self.coordinator, self.loading = coordinator, list[tuple[int, int]]()
+    coordinator: Coordinator
 
-        def ask(what: str) -> Any:
-            return lambda *_, **__: self.asked.append(what)
+    def __init__(self, among: Chains, coordinator: Coordinator, signer: Signer) -> None:
+        super().__init__(among, coordinator, signer)
+        self.reachable = False
 
-        transfers = SimpleNamespace(download_average=ask("average"), download_state=ask("state"), ask_for_sketch=None)
-        averager = SimpleNamespace(forget_feedback=lambda: None)
-        exchange: Any = SimpleNamespace(transfers=transfers, grouping=OneGroup(BATCH), averager=averager)
-        trust = belief()
-        tracker: Any = SimpleNamespace(
-            newest=lambda own: max(own, coordinator.state.position),
-            at=lambda *_: {"organizer": self.there()},
-            others=lambda: {"organizer": self.there()},
-            belief=trust,
-            proves=lambda peers: "organizer" in peers,
-            reject=self.rejected.append,
-            refresh=lambda: None,
-            suspicion=SimpleNamespace(suspect=lambda _: None, doubt=lambda _: None),
-        )
-        opens: Any = SimpleNamespace(open=opened, peer="me")
-        profile: Any = SimpleNamespace(client_mode=False)
-        self.catch_up = CatchUp(
-            *(self.state, exchange, tracker, opens, profile, threading.Event()),
-            lambda received, total: self.loading.append((received, total)),
-        )
-
-    def there(self) -> Progress:
-        state, uploader = self.coordinator.state, self.coordinator.uploader
-        said = Instructions(paused=False, last_step=None, announcement="", stored=uploader.digest if uploader else "")
-        return progress(step=state.step, round=state.round, instructions=said, sketch=state.sketch)
-
-    def is_there(self) -> bool:
-        """Does it hold the very state of the coordinator?"""
-        pairs = zip(self.state.tensors(), self.coordinator.state.tensors(), strict=True)
-        return self.state.position == self.coordinator.state.position and all(torch.equal(*pair) for pair in pairs)
+    @property
+    def said(self) -> dict[str, Any]:
+        uploader = self.coordinator.uploader
+        stored = uploader.digest if uploader else ""
+        return {"instructions": Instructions(paused=False, last_step=None, announcement="", stored=stored)}
 
 
 @pytest.fixture(scope="module")
-def author(tmp_path_factory: pytest.TempPathFactory) -> Signer:
-    return Signer(an_identity(tmp_path_factory.mktemp("author") / "identity.key"))
+def signers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Signer, Signer]:
+    """The organizer's, and a newcomer's."""
+    folder = tmp_path_factory.mktemp("keys")
+    return Signer(an_identity(folder / "organizer")), Signer(an_identity(folder / "newcomer"))
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path, author: Signer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
+def among(signers: tuple[Signer, Signer]) -> Iterator[Chains]:
+    with chains(signers[0]) as made:
+        yield made
+
+
+@pytest.fixture
+def newcomer(among: Chains, coordinator: Coordinator, server: Server, signers: tuple[Signer, Signer]) -> Newcomer:
+    """Who knows the server's address."""
+    return Newcomer(among, coordinator, signers[1])
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, among: Chains, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinator]:
     monkeypatch.setattr(reading, "PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(reading, "REPORT_SECONDS", 0.02)
     monkeypatch.setattr(bucket_uploading, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(catchup, "LOAD_PAUSE", 0.01)
-    found = Coordinator(tmp_path, author)
+    monkeypatch.setattr(bucket_uploading, "REST", 0.0)
+    found = Coordinator(among, tmp_path)
     yield found
     if found.uploader is not None:
         found.uploader.close()
@@ -159,14 +117,13 @@ def server(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def test_a_newcomer_takes_the_state_and_the_averages_since_then_and_asks_no_peer(
-    coordinator: Coordinator, server: Server
+    coordinator: Coordinator, newcomer: Newcomer, server: Server
 ) -> None:
-    coordinator.step(3)
+    coordinator.steps(3)
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
     coordinator.step()
     wait_until(coordinator.uploaded, "the average is not there")
-    newcomer = Newcomer(coordinator)
     assert newcomer.catch_up.load()
     assert newcomer.is_there()
     assert newcomer.loading[-1][0] == newcomer.loading[-1][1] > 4 * coordinator.state.layout.size
@@ -174,9 +131,26 @@ def test_a_newcomer_takes_the_state_and_the_averages_since_then_and_asks_no_peer
     coordinator.step()
     wait_until(coordinator.uploaded, "the average is not there")
     missed = newcomer.catch_up.follow()
-    assert [receipt.step for receipt, _ in missed] == [5]
+    assert [step.receipt.step for step in missed] == [5]
     assert newcomer.is_there()
     assert not newcomer.asked
+    assert not newcomer.rejected
+
+
+def test_where_voters_were_replaced_a_newcomer_gets_there_by_the_bucket_and_so_does_who_was_there_before(
+    coordinator: Coordinator, newcomer: Newcomer
+) -> None:
+    coordinator.steps(3)
+    coordinator.begin()
+    wait_until(coordinator.uploaded, "the state is not there")
+    assert newcomer.catch_up.load()
+    coordinator.replace_voters()
+    for _ in range(2):
+        coordinator.step()
+        wait_until(coordinator.uploaded, "it is not there")
+        newcomer.catch_up.follow()
+        assert newcomer.is_there()
+    assert "state" not in newcomer.asked
     assert not newcomer.rejected
 
 
@@ -209,7 +183,7 @@ def test_where_an_average_is_gone_the_state_follows_at_once(coordinator: Coordin
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
     coordinator.uploader, resting = None, coordinator.uploader  # it is not told of what comes
-    coordinator.step(2)
+    coordinator.steps(2)
     coordinator.kept.clear()
     coordinator.uploader = resting
     coordinator.step()
@@ -226,7 +200,7 @@ def test_states_leave_the_line_alone_for_a_while_however_fast_the_steps_are(
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
     coordinator.kept.clear()
-    coordinator.step(20)
+    coordinator.steps(20)
     wait_until(lambda: coordinator.uploader is not None and not coordinator.uploader._due.is_set(), "it does nothing")
     coordinator.uploader, uploader = None, coordinator.uploader
     assert uploader is not None
@@ -235,7 +209,7 @@ def test_states_leave_the_line_alone_for_a_while_however_fast_the_steps_are(
 
 
 def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_and_then_it_follows(
-    coordinator: Coordinator, server: Server
+    coordinator: Coordinator, newcomer: Newcomer, server: Server
 ) -> None:
     class Away(LocalFolder):
         def put(self, files: Any) -> None:
@@ -250,10 +224,9 @@ def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_a
     coordinator.begin()
     wait_until(lambda: len(coordinator.told) > 1, "nobody is told")
     assert "503" in coordinator.told[0].text
-    newcomer = Newcomer(coordinator)
     assert newcomer.catch_up._load_stored() is False
     assert not server.asked, "the coordinator has not said that there is anything"
-    coordinator.step(2)
+    coordinator.steps(2)
     away.clear()
     wait_until(coordinator.uploaded, "it does not try again")
     assert newcomer.catch_up.load()
@@ -262,14 +235,14 @@ def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_a
 
 @pytest.mark.parametrize("kind", ["away", "other bytes", "gone"])
 def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_again_for_a_while(
-    coordinator: Coordinator, server: Server, kind: str, monkeypatch: pytest.MonkeyPatch
+    coordinator: Coordinator, newcomer: Newcomer, server: Server, kind: str
 ) -> None:
-    coordinator.step(3)
+    coordinator.steps(3)
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
     assert coordinator.uploader is not None
     (state,) = coordinator.uploader._index.states
-    honest, before = server.answer, Newcomer(coordinator)
+    honest, before = server.answer, newcomer
     content = {chunk.digest: chunk.size for chunk in state.content}
     wrong: dict[str, Any] = {
         "away": lambda _: status(503),
@@ -284,7 +257,7 @@ def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_ag
     before.catch_up._load_state()
     before.catch_up.follow()
     assert len(server.asked) == asked, "it was asked again"
-    assert set(before.asked) == {"state", "average"}
+    assert set(before.asked) == {"state"}
     assert before.state.position == Position(0, ""), "nothing has changed"
     before.catch_up._stored._not_before = 0.0
     server.answer = honest
@@ -292,11 +265,12 @@ def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_ag
     assert before.is_there()
 
 
-def test_a_state_of_another_size_than_ours_is_not_fetched(coordinator: Coordinator, server: Server) -> None:
+def test_a_state_of_another_size_than_ours_is_not_fetched(
+    coordinator: Coordinator, newcomer: Newcomer, server: Server
+) -> None:
     coordinator.step()
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
-    newcomer = Newcomer(coordinator)
     small = [torch.zeros(3)]
     expected = ExpectedState(coordinator.run.run_id, StateLayout(small).size)
     position = coordinator.state.position
@@ -306,14 +280,15 @@ def test_a_state_of_another_size_than_ours_is_not_fetched(coordinator: Coordinat
     assert newcomer.catch_up._stored.average_after("", 10) is None
 
 
-def test_a_state_that_is_too_far_behind_the_swarm_is_left_alone(coordinator: Coordinator, server: Server) -> None:
+def test_a_state_that_is_too_far_behind_the_swarm_is_left_alone(
+    coordinator: Coordinator, newcomer: Newcomer, server: Server
+) -> None:
     coordinator.step()
     coordinator.begin()
     wait_until(coordinator.uploaded, "the state is not there")
     coordinator.uploader, resting = None, coordinator.uploader  # it is not told of what comes
-    coordinator.step(4)
+    coordinator.steps(4)
     coordinator.uploader = resting
-    newcomer = Newcomer(coordinator)
     assert not newcomer.catch_up._load_stored()
     assert newcomer.state.step == 0
     assert not newcomer.rejected

@@ -31,7 +31,7 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records.record import Record
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.swarm.averaging.encoding.codec import read_part
+from dedloc_kit.swarm.allreduce.encoding.codec import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.node import addresses_of
@@ -207,7 +207,7 @@ class Peer:
     def current_state(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
         self.snapshots += 1
         info, tensors = self.state
-        receipt = Receipt(step=info.step, round=RECEIPT, time=1.0, seconds=1.0, signed=(bytes(RECEIPT_BYTES),))
+        receipt = Receipt(step=info.step, round=RECEIPT, time=1.0, seconds=1.0, record=bytes(RECEIPT_BYTES))
         yield {"info": info.model_dump(), "receipts": [receipt.model_dump()]}, tensors
 
     def received(self) -> Counter[str]:

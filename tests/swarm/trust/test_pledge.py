@@ -3,8 +3,8 @@
 import pytest
 
 from dedloc_kit.learning.train.flat import CHUNK
-from dedloc_kit.swarm.averaging.encoding.codec import WAYS
-from dedloc_kit.swarm.averaging.encoding.compression import _Blockwise
+from dedloc_kit.swarm.allreduce.encoding.codec import WAYS
+from dedloc_kit.swarm.allreduce.encoding.compression import _Blockwise
 from dedloc_kit.swarm.trust.pledge import BLOCK, Window, Work, window
 
 

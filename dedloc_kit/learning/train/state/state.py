@@ -100,6 +100,8 @@ class TrainingState:
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
         """Of the latest global steps, for peers who missed them."""
+        self.anchor = b""
+        """Where the agreement on steps goes on from this state; see `swarm/chain/anchor.py`."""
         self._ordered = {name: tensor.clone() for name, tensor in NOTHING_ORDERED.items()}
         self.decay: Decay | None = None
         """Of the learning rate, once it has begun."""
@@ -173,6 +175,13 @@ class TrainingState:
             self._take_sketch()
         self._listener()
 
+    def go_on_from(self, link: str, anchor: bytes) -> None:
+        """Nothing of the state changes, but the agreement goes on from this link."""
+        with self.lock:
+            if link != self.round:
+                self.rounds = (*self.rounds, link)[-KEPT_ROUNDS:]
+            self.anchor = anchor
+
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
@@ -232,7 +241,7 @@ class TrainingState:
         """What is handed over: metadata and the live tensors, which do not change meanwhile."""
         with self.lock, torch.no_grad():
             receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= self.step]
-            yield {"info": self.info.model_dump(), "receipts": receipts}, self.tensors()
+            yield {"info": self.info.model_dump(), "receipts": receipts, "anchor": self.anchor}, self.tensors()
 
     def parameters_copy(self) -> dict[str, Tensor]:
         """A copy of the parameters alone, by their names in the model."""
@@ -273,7 +282,9 @@ class TrainingState:
         taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
         self.load(in_order(self._named(), before), taken_over, _latest(*self.receipts, receipt))
 
-    def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
+    def load(
+        self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = (), anchor: bytes = b""
+    ) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
         self._check(tensors, info)
         mine = self._named()
@@ -283,6 +294,7 @@ class TrainingState:
                 own.copy_(other)
             self.decay = decay
             self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
+            self.anchor = anchor
             self._take_sketch()
         self._listener()
 
@@ -301,6 +313,6 @@ class TrainingState:
 def _latest(*receipts: Receipt) -> tuple[Receipt, ...]:
     """Without the oldest where they would be too much."""
     kept = list(receipts)
-    while sum(200 + sum(map(len, each.signed)) for each in kept) > MAX_RECEIPT_BYTES:
+    while sum(200 + len(each.record) for each in kept) > MAX_RECEIPT_BYTES:
         del kept[0]
     return tuple(kept)

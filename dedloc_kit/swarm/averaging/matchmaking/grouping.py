@@ -3,11 +3,9 @@ where there are many."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.records.steps import Receipt
-from dedloc_kit.swarm.directory.rows import ONE, Division, divided
 from dedloc_kit.swarm.trust.weight import Weigh, claimed
 
 MAX_LEADERS = 3
@@ -23,15 +21,8 @@ class Grouping(ABC):
     weigh: Weigh = staticmethod(claimed)
 
     @abstractmethod
-    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
-        """How those are divided into rows who hold the parameters of this step.
-
-        :param receipts: of the steps that led to it, the last one last
-        """
-
-    @abstractmethod
     def expected(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> dict[str, Progress]:
-        """The others of this peer's row that have to come to the next round.
+        """The others that have to come to the next round.
 
         :param in_sync: who holds the same state as this peer
         :param late: who contributed to the step that led to it, and is about to finish it
@@ -41,16 +32,12 @@ class Grouping(ABC):
     def leaders(
         self, after: str, me: str, follower: bool, others: Mapping[str, Progress], client: bool
     ) -> tuple[str, ...]:
-        """Whom to ask to lead this peer's row in the round after this one, best first; everyone who knows the same
+        """Whom to ask to lead this peer in the round after this one, best first; everyone who knows the same
         peers ranks them alike.
 
         :param follower: whether this peer is one
         :param client: whether it makes outgoing connections only, so that it cannot lead
         """
-
-    @abstractmethod
-    def enough_members(self, found: int, expected: float) -> bool:
-        """Whether so many may take a step together: two groups must never take the same one apart."""
 
     @abstractmethod
     def enough_samples(self, samples: int) -> bool:
@@ -65,9 +52,6 @@ class OneGroup(Grouping):
 
     def __init__(self, least: int, weigh: Weigh = claimed) -> None:
         self._least, self.weigh = least, weigh
-
-    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
-        return ONE
 
     def expected(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> dict[str, Progress]:
         # Without the late ones a quick peer would begin with the few who were as quick, and the swarm would part.
@@ -84,15 +68,5 @@ class OneGroup(Grouping):
         ranked = sorted((rank(peer, p.follower), peer) for peer, p in others.items() if not p.client_mode)
         return tuple(peer for own, peer in ranked[:MAX_LEADERS] if client or own < rank(me, follower))
 
-    def enough_members(self, found: int, expected: float) -> bool:
-        return 2 * found > expected
-
     def enough_samples(self, samples: int) -> bool:
         return samples >= self._least
-
-
-class Rows(OneGroup):
-    """The same where there are few; from some dozens on those who hold the same state meet in rows."""
-
-    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
-        return divided(step, receipts)

@@ -10,16 +10,12 @@ each waits for those who wait with another one: so what comes to be known during
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from dedloc_kit.records.record import Record
-from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.swarm.averaging.matchmaking.group import (
     MAX_GROUP_BYTES,
-    Coming,
     Group,
     GroupRequest,
     Join,
@@ -27,7 +23,6 @@ from dedloc_kit.swarm.averaging.matchmaking.group import (
     Verdict,
     stands,
 )
-from dedloc_kit.swarm.network.identity import opened
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, MAX_RECORD_BYTES, Endpoint, Service, Stream, encode
 
 REQUEST_SECONDS = 3.0
@@ -84,9 +79,7 @@ class Search:
         """Is everybody there who is expected? Others may have come of whom this peer did not know."""
         if self.closing is not None or self.leader:
             return False
-        expected = self.request.expected
-        alone = not expected and self.request.rows is not None  # in its row; there are others in other rows
-        return (self.anybody or alone) and expected <= {join.name for join, _ in self._followers.values()}
+        return self.anybody and self.request.expected <= self._followers.keys()
 
     @property
     def anybody(self) -> bool:
@@ -117,15 +110,6 @@ class Search:
         self._followers.clear()
 
 
-@lru_cache(MAX_MEMBERS)
-def _opened(signed: bytes) -> tuple[str, Coming]:
-    """A row's leader and the leader of all look at each twice."""
-    return opened(Coming, signed)
-
-
-Form = Callable[[GroupRequest, tuple[Any, ...]], Awaitable[Group]]
-
-
 class GroupService(Service):
     """Finds groups, and leads those who ask this peer to; one group at a time.
 
@@ -144,11 +128,8 @@ class GroupService(Service):
         self._in_vain: set[str] = set()
         """Leaders that this peer has waited for, and that told of no group: others are asked first, for a window."""
 
-    async def find(self, request: GroupRequest, form: Form | None = None) -> Group:
-        """The group, as soon as it stands; raises NoGroup if there is none in time.
-
-        :param form: makes the group of those who have come to this peer; if none, they are the group
-        """
+    async def find(self, request: GroupRequest) -> Group:
+        """The group, as soon as it stands; raises NoGroup if there is none in time."""
         search = self._search = Search(request)
         self._keep_open(search)
         asking = asyncio.create_task(self._ask_leaders(search))
@@ -161,8 +142,7 @@ class GroupService(Service):
                 if not search.group.done():
                     asking.cancel()
                     joins = search.gathered.result()
-                    group = stands([j.member for j in joins]) if form is None else await form(search.request, joins)
-                    search.tell(group)
+                    search.tell(stands([join.member for join in joins]))
                 self._in_vain.clear()
                 return search.group.result()
         except NoGroup:
@@ -212,17 +192,17 @@ class GroupService(Service):
 
     async def _ask_leaders(self, search: Search) -> None:
         """Ask the same few peers until one of them accepts; they may begin to look for their group later than we."""
-        window, lonely = search.request.window, False
+        window = search.request.window
         due: dict[str, float] = {}
         ends = time.monotonic() + window
         while search.under_way:
             now = time.monotonic()
             if now >= ends:
-                if search.anybody or lonely:  # it is time to begin with those who have come
+                if search.anybody:  # it is time to begin with those who have come
                     search.gather(self._join(search.request))
                     return
                 # Perhaps its leader has died, and others follow this peer now; or one was only slow, and waits for it.
-                ends, lonely = now + window, search.request.rows is not None and not self._client_mode
+                ends = now + window
                 self._in_vain.clear()
             search.widened.clear()
             known = dict.fromkeys((*search.request.leaders, *due))
@@ -265,17 +245,8 @@ class GroupService(Service):
 
     def _join(self, request: GroupRequest) -> Record:
         """What this peer says to join a group."""
-        member = Member(
-            peer=self._me,
-            bandwidth=request.bandwidth,
-            client_mode=self._client_mode,
-            group_size=1 + len(request.expected),
-        )
-        signed = b""
-        if request.rows is not None:
-            signed = request.rows.signed
-            member = _opened(signed)[1].member
-        return Join(step=request.step, after=request.after, member=member, signed=signed)
+        member = Member(peer=self._me, bandwidth=request.bandwidth, client_mode=self._client_mode)
+        return Join(step=request.step, after=request.after, member=member)
 
     def _believes(self, asked: str, leader: str, request: GroupRequest) -> bool:
         """May it be this one who leads, as the one who was asked says?"""
@@ -311,20 +282,5 @@ class GroupService(Service):
             and not search.follows(peer)
             and peer not in request.unwelcome
             and (join.step, join.after) == (request.step, request.after)
-            and self._is_right(peer, join, request)
+            and peer == join.member.peer
         )
-
-    def _is_right(self, peer: str, join: Any, request: GroupRequest) -> bool:
-        """Does a peer speak for itself?"""
-        if peer != join.member.peer:
-            return False
-        return request.rows is None or self._comes(join.signed, request) == join.member
-
-    def _comes(self, signed: bytes, request: GroupRequest) -> Member | None:
-        """The member that has signed that it comes to this group; none if that is not so."""
-        try:
-            author, coming = _opened(signed)
-        except ValueError:
-            return None
-        said = coming.run_id, coming.step, coming.after, coming.member.peer
-        return coming.member if said == (self._endpoint.run_id, request.step, request.after, author) else None

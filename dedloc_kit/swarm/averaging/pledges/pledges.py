@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records.steps import Contribution
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed, nothing_pledged, part_content, pieces, window
 

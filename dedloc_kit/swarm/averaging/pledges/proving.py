@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
+from dedloc_kit.swarm.allreduce.encoding.codec import Codec, check, decode, read_part
+from dedloc_kit.swarm.allreduce.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.audits.projections import compressed_honestly, implied
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Prove
-from dedloc_kit.swarm.averaging.encoding.codec import Codec, check, decode, read_part
-from dedloc_kit.swarm.averaging.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.trust.commitments import Commitment, Opening
 from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, overlap, part_content, pieces, window
 

@@ -10,8 +10,8 @@ from dedloc_kit.learning.train.optim.outer import NesterovSGD
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.steps import Receipt
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of, decode
-from dedloc_kit.swarm.averaging.encoding.feedback import Feedback
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode
+from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
 from tests.learning.train.by_hand import give
 from tests.tiny import tiny_run
 
@@ -67,7 +67,7 @@ def take_the_round(peer: Peer) -> None:
 
 
 def receipt(step: int, round_id: str) -> Receipt:
-    return Receipt(step=step, round=round_id, time=1.0, seconds=0.0, signed=())
+    return Receipt(step=step, round=round_id, time=1.0, seconds=0.0, record=b"")
 
 
 def test_a_local_step_counts_what_losses_are_over_and_not_samples() -> None:

@@ -73,7 +73,7 @@ def test_a_peer_that_takes_over_a_checkpoint_goes_on_with_the_same_bits(tmp_path
     def train(state: TrainingState, steps: int) -> None:
         for step in range(state.step, state.step + steps):
             gradient = torch.randn(state.layout.size, generator=torch.Generator().manual_seed(step))
-            state.apply(gradient, Receipt(step=step + 1, round="ab", time=1.0, seconds=0.0, signed=()))
+            state.apply(gradient, Receipt(step=step + 1, round="ab", time=1.0, seconds=0.0, record=b""))
 
     ours, newcomer = fresh(), fresh()
     assert len(ours.optimizer.state_tensors()) == 3 * len(ours.parameters), "before the first step"

@@ -114,7 +114,7 @@ for threads in (1, 2, 4):
     state = TrainingState(model, lambda m: build_optimizer(run.optimizer, [{"params": list(m.parameters())}]), run)
     for step in range(1, 7):
         gradient = torch.randint(-999, 999, state.flat.shape, generator=generator) * 1e-4
-        state.apply(gradient, Receipt(step=step, round="ab", time=1.0, seconds=0.0, signed=()))
+        state.apply(gradient, Receipt(step=step, round="ab", time=1.0, seconds=0.0, record=b""))
     print(hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in state.tensors())).hexdigest())
 """
 
@@ -145,7 +145,7 @@ def state_of(kept: str, hidden: int = 1100) -> TrainingState:
 
 def take_step(state: TrainingState, step: int) -> None:
     gradient = torch.randn(state.flat.shape, generator=torch.Generator().manual_seed(step))
-    state.apply(gradient, Receipt(step=step, round="ab", time=1.0, seconds=0.0, signed=()))
+    state.apply(gradient, Receipt(step=step, round="ab", time=1.0, seconds=0.0, record=b""))
 
 
 def test_who_takes_the_state_over_as_it_travels_goes_on_with_the_same_bits() -> None:

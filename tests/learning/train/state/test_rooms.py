@@ -50,14 +50,14 @@ def test_all_that_a_coordinator_does_with_a_state_takes_less_memory_than_a_third
     run, kept = staged(room), Checkpoints(tmp_path / "checkpoints")
     for state in run._states:
         average = torch.ones(state.layout.size)
-        state.apply(average, Receipt(step=1, round="01", time=1.0, seconds=0.0, signed=()))
+        state.apply(average, Receipt(step=1, round="01", time=1.0, seconds=0.0, record=b""))
     kept.save(*run.copy())
     found = kept.newest()
     assert found is not None
     again = staged(room)
     again.load_named(*found)
     for state, before in zip(again._states, again.split(found), strict=True):
-        state.go_back(*before, Receipt(step=2, round="02", time=1.0, seconds=0.0, signed=()), 0.5)
+        state.go_back(*before, Receipt(step=2, round="02", time=1.0, seconds=0.0, record=b""), 0.5)
     one, other = run.model_copy(), again.model_of(again.copy()[0])
     kept.save(again.parameters_copy(), again.info)
     assert peak.end() < BYTES_PER_PARAMETER * PARAMETERS / 3

@@ -34,7 +34,7 @@ def whole(stages: Any) -> nn.Module:
 
 def step(state: TrainingState) -> None:
     round_id = f"{state.run.stage or 0:02x}{state.step:02x}"
-    receipt = Receipt(step=state.step + 1, round=round_id, time=1.0, seconds=0.0, signed=())
+    receipt = Receipt(step=state.step + 1, round=round_id, time=1.0, seconds=0.0, record=b"")
     state.apply(torch.ones(state.layout.size), receipt)
 
 
@@ -95,7 +95,7 @@ def test_stages_that_went_back_with_different_steps_have_not_gone_back() -> None
     found = run.split(run.copy())
 
     def go_back(number: int, step: int) -> None:
-        receipt = Receipt(step=step, round=f"{number:02x}{step:02x}", time=1.0, seconds=0.0, signed=())
+        receipt = Receipt(step=step, round=f"{number:02x}{step:02x}", time=1.0, seconds=0.0, record=b"")
         parts[number].go_back(*found[number], receipt, 1.0)
 
     for number, step in enumerate((5, 5, 6)):

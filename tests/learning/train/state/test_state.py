@@ -20,7 +20,7 @@ def test_a_step_that_falls_due_while_the_state_is_handed_over_waits_for_it() -> 
     run = tiny_run()
     state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
     before = state.flat.clone()
-    receipt = Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=())
+    receipt = Receipt(step=1, round="ab", time=1.0, seconds=0.0, record=b"")
     step = threading.Thread(target=state.apply, args=(torch.ones_like(state.flat), receipt))
     with state.for_newcomer() as (metadata, tensors):
         step.start()
@@ -58,7 +58,7 @@ def test_a_step_is_no_longer_than_the_longest_gradient_that_the_run_allows(size:
     run = tiny_run(optimizer={"learning_rate": 0.5, "warmup_steps": 0, "total_steps": 10, "max_grad_norm": 2.0})
     state = TrainingState(TinyTask(run).model(), lambda m: Plain(m.parameters()), run)
     before, gradient = state.flat.clone(), torch.full_like(state.flat, size / state.flat.numel() ** 0.5)
-    state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=()))
+    state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, record=b""))
     assert float((state.flat - before).norm()) == pytest.approx(0.5 * min(size, 2.0), rel=1e-4)
 
 
@@ -89,7 +89,7 @@ def test_parameters_that_are_not_finite_differ_only_from_finite_ones() -> None:
     for number, state in enumerate((diverged, alike)):
         gradient = torch.ones_like(state.flat)
         gradient[number] = float("inf")
-        state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=()))
+        state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, record=b""))
     assert (len(sound.sketch) > 0, diverged.sketch) == (True, ())
     assert not diverged.differs(alike.sketch)
     assert diverged.differs(sound.sketch)

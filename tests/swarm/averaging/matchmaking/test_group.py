@@ -47,7 +47,6 @@ def test_all_who_are_expected_form_one_group_in_an_order_that_no_leader_decides(
             groups = await asyncio.gather(*(meeting.find(peer, bandwidth=2.0) for peer in "badc"))
         assert len(set(groups)) == 1
         assert groups[0].peers == ("a", "b", "c", "d")
-        assert groups[0].expected_size == 4
         assert [member.client_mode for member in groups[0].members] == [False, False, True, False]
 
     in_own_loop(meet())
@@ -185,7 +184,7 @@ def test_nobody_can_take_part_in_anothers_name() -> None:
         leader = next(peer for peer in "ab" if "b" not in meeting.request(peer).leaders or peer == "b")
         leading = meeting.find(leader, leaders=(), window=5.0)
         await asyncio.sleep(0)
-        member = Member(peer="a" if leader == "b" else "b", bandwidth=None, client_mode=False, group_size=3)
+        member = Member(peer="a" if leader == "b" else "b", bandwidth=None, client_mode=False)
         forged = encode(Join(step=5, after="ab", member=member))
         async with meeting.network.endpoint("mallory").open(leader, GroupService, forged) as stream:
             assert (await stream.receive_record(Verdict)).verdict == "no"

@@ -46,7 +46,6 @@ def test_whoever_is_about_to_finish_the_last_step_is_waited_for_too() -> None:
     assert OneGroup(1).expected({"a": progress()}, {"b": progress(step=3)}).keys() == {"a", "b"}
 
 
-def test_no_two_groups_can_take_the_same_step_and_none_takes_it_with_too_few_samples() -> None:
+def test_no_group_takes_a_step_with_too_few_samples() -> None:
     grouping = OneGroup(10)
-    assert [grouping.enough_members(found, 4) for found in (1, 2, 3, 4)] == [False, False, True, True]
     assert [grouping.enough_samples(samples) for samples in (9, 10)] == [False, True]

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
+from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
+from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove
-from dedloc_kit.swarm.averaging.encoding.codec import codec_of
-from dedloc_kit.swarm.averaging.encoding.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.pledges.proving import proven
-from dedloc_kit.swarm.averaging.reduction.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, part_content, pieces, window
 

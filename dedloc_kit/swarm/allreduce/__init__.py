@@ -1,0 +1,1 @@
+"""The all-reduce of a group: chunks, reducers, streams."""

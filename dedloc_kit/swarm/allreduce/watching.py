@@ -1,0 +1,149 @@
+"""Time in a round: who has fallen silent, which look is due, and signs of life."""
+
+import asyncio
+import time
+from typing import Protocol
+
+from dedloc_kit.records.steps import Absence
+from dedloc_kit.swarm.allreduce.agreement import Agreement
+from dedloc_kit.swarm.allreduce.data_plane import DataPlane
+from dedloc_kit.swarm.allreduce.forming import Forming
+from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.presence import Presence
+from dedloc_kit.swarm.allreduce.streams import Patience, Streams
+from dedloc_kit.swarm.allreduce.wire import Kind
+from dedloc_kit.swarm.consensus.events import Heard, Tick
+
+LOOKS = 8
+"""So often in its patience a peer looks who has fallen silent."""
+
+FOR_GROUP, FOR_OTHERS = 1 / 6, 1 / 2
+"""Of the round's limit: how long a member that lives may take to make the group, for before it comes what its line
+carries already; and to decide with a group that this peer is not in."""
+
+
+class Watched(Protocol):
+    """The round."""
+
+    plan: Plan
+    me: int
+    presence: Presence
+    forming: Forming
+    streams: Streams
+    data: DataPlane
+    agreement: Agreement
+
+    def lose(self, member: int, why: str, absence: Absence, *, blame: bool) -> None: ...
+
+    def fail(self, member: int, why: str, absence: Absence, *, blame: bool) -> None: ...
+
+    def form_if_due(self) -> None: ...
+
+    def give_up(self, why: str) -> None: ...
+
+    def broken(self, why: str) -> None: ...
+
+
+class Watching:
+    """Of one round."""
+
+    def __init__(self, round: Watched, patience: Patience, limit: float) -> None:
+        self._round, self._patience, self._limit = round, patience, limit
+        self._began = time.monotonic()
+        self._stood_still = self._asked = 0.0
+        self._asks = 0
+        self._left_out = False
+
+    def begin(self) -> None:
+        self._began = self.now()
+
+    def came_too_late(self) -> None:
+        """There is a group without this peer, which waits for what that decides."""
+        self._left_out = True
+
+    def now(self) -> float:
+        """A clock that stands still while this process does."""
+        return time.monotonic() - self._stood_still
+
+    @property
+    def starting(self) -> bool:
+        """Whether members may still begin."""
+        return self.now() - self._began < self._patience.start
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        period, before = self._patience.usual / LOOKS, time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            late, before = now - before - period, now
+            if late > period:  # this process stood still: what came meanwhile is yet to be read
+                self._stood_still += late
+                self._round.streams.forgive(late)
+                continue
+            try:
+                self._look(period)
+            except Exception as error:
+                self._round.broken(f"watching failed here ({error!r:.200})")
+                raise
+
+    def _look(self, period: float) -> None:
+        round = self._round
+        self._reassure()
+        if round.data.parts.mine:
+            self._judge_members()
+        self._judge_maker()
+        agreement, heard = round.agreement, round.streams.heard_within(2 * period)
+        agreement.post(*(Heard(round.plan.members[member]) for member in heard))
+        if agreement.participant is not None and self.now() >= agreement.participant.deadline:
+            agreement.post(Tick())
+        round.form_if_due()
+        round.data.recovery.look(self._patience.usual)
+        self._ask()
+        unsure = agreement.group is None or agreement.commit is not None
+        if unsure and not self.starting and not round.streams.reachable:
+            round.give_up("nobody is left who could tell or give anything")
+
+    def _ask(self) -> None:
+        """Ask one of those that are done what was decided: the decider may have died before it told this peer."""
+        round, now = self._round, self.now()
+        done, participant = sorted(round.streams.over), round.agreement.participant
+        if round.agreement.commit is not None or not done:
+            self._asked = now
+            return
+        failed = {round.plan.members[member] for member in round.presence.failed}
+        dead = participant is None or participant.decider in failed
+        if dead or now > self._asked + self._patience.usual:
+            self._asked = now
+            self._asks += 1
+            round.streams.post(done[self._asks % len(done)], bytes([Kind.ASK]))
+
+    def _reassure(self) -> None:
+        """Say that this peer is here: to whom it has sent everything, it may have to send more."""
+        streams = self._round.streams
+        for member in streams.up.keys() | streams.down.keys():
+            streams.reassure(member)
+
+    def _judge_members(self) -> None:
+        """Whose parts do not come any more."""
+        round = self._round
+        for member in range(len(round.plan.members)):
+            link = round.streams.down.get(member)
+            if member in round.presence.lost | round.streams.over or round.data.whole(member):
+                continue
+            if link is None and not self.starting:
+                round.lose(member, "did not begin", "did not come", blame=True)
+            elif link is not None and link.silent() > self._patience.usual:
+                round.lose(member, "stopped sending", "fell silent", blame=True)
+
+    def _judge_maker(self) -> None:
+        """Whether the first in rank makes no group."""
+        round = self._round
+        first = round.forming.look(round.presence.failed, self.now())
+        if round.agreement.group is not None or first is None or first == round.me or self.starting:
+            return
+        since = max(self._began + self._patience.start, round.forming.since)
+        share = FOR_OTHERS if self._left_out else FOR_GROUP
+        late = self.now() - since > share * self._limit
+        if late or round.streams.silent(first) > self._patience.usual:
+            round.fail(first, "makes no group", "fell silent", blame=False)

@@ -1,1 +1,0 @@
-"""How the members of a round agree on who counts, whatever happens to any of them."""

@@ -1,0 +1,176 @@
+"""Where the training state stands in the chain: the training's side of `chain.branch.Branch`."""
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from dedloc_kit.learning.train.state.state import TrainingState
+from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.state import StateInfo
+from dedloc_kit.records.steps import Contribution
+from dedloc_kit.swarm.averaging.entries import EntryReader
+from dedloc_kit.swarm.chain.branch import Branch, Followed, Head
+from dedloc_kit.swarm.consensus.records import Commit, Voter
+from dedloc_kit.swarm.consensus.resets import Position
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.network.host import Host
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.rounds.finished_step import decay_in
+from dedloc_kit.swarm.trust.weight import Weigh
+
+LINK_LENGTH = 64
+QUIET_SECONDS = 5.0
+"""So long a peer waits for others before it says so."""
+
+_log = logging.getLogger(__name__)
+
+
+class StateBranch:
+    """Of one peer. The state and the head move together.
+
+    :param host: where the Branch lives
+    """
+
+    def __init__(self, host: Host, state: TrainingState, tracker: Tracker, signer: Signer, weigh: Weigh) -> None:
+        organizer = tracker.belief.organizer
+        self._host, self._state, self._organizer, self._me = host, state, organizer, signer.peer
+        self._others = tracker.others
+        self._signer = signer
+        self.reader = EntryReader(state.run, organizer, signer, weigh)
+        self._head: Head | None = None
+        self._told = ""
+        self._waits_since = math.inf
+
+    @property
+    def head(self) -> Head | None:
+        """None before this peer takes part."""
+        return self._head
+
+    @property
+    def incarnation(self) -> int:
+        """Of this peer's vote; 0 if it has none."""
+        return 0 if self._head is None else self._head.incarnation
+
+    def begin(self) -> None:
+        """Take part with the state that this peer holds. Raises ValueError if nothing says where that is in the chain;
+        the organizer says it itself."""
+        if self._head is not None:
+            return
+        if self._me != self._organizer:
+            self._move(self.at(self._state.info, self._state.anchor))
+            return
+        link = self._state.round
+        if len(link) not in (0, LINK_LENGTH):  # of a run before there was a chain
+            link = hashlib.sha256(link.encode()).hexdigest()
+        head = self._host.call(Branch.open, link).result()
+        if head is None:
+            head = self._host.call(Branch.begin, self._state.step, link, self.digest).result()
+        self._move(head)
+
+    def start_at(self, anchor: bytes) -> None:
+        """The run begins here; raises ValueError if that is not signed."""
+        head = self._load(anchor)
+        if head.instance.step != self._state.step + 1:
+            raise ValueError("the run is beyond its beginning")
+        self._move(head)
+
+    def at(self, info: StateInfo, anchor: bytes) -> Head:
+        """The head of a state that is about to be taken over; raises ValueError if the anchor is not one of it."""
+        head = self._load(anchor)
+        if (head.instance.step - 1, head.instance.previous) != (info.step, info.rounds[-1] if info.rounds else ""):
+            raise ValueError("the anchor is that of another state")
+        return head
+
+    def _load(self, anchor: bytes) -> Head:
+        if not isinstance(anchor, bytes):
+            raise ValueError("an anchor is not bytes")
+        return self._host.call(Branch.load, anchor).result()
+
+    def decay_in(self, contributions: Mapping[str, Contribution]) -> int:
+        """Over how many steps the learning rate falls from the step with these contributions on; 0: it does not."""
+        run_id, rewound = self._state.run_id, self._state.rewound
+        return decay_in(self._signer, run_id, contributions.values(), self._organizer, rewound)
+
+    @property
+    def digest(self) -> str:
+        """Of the state: of its version and its sketch."""
+        state = self._state
+        return hashlib.sha256(f"{state.run_id} {state.step} {state.round} {state.sketch}".encode()).hexdigest()
+
+    def take(self, commit: Commit) -> Head:
+        """A round has decided this step; the state has to take it, and `moved` ends that.
+
+        Raises ValueError if it does not follow the branch.
+        """
+        return self._host.call(Branch.take, commit).result()
+
+    def take_over(self, step: int, info: StateInfo, rate: float) -> Head:
+        """Sign a reset for a person, of the organizer's peer; the state then has to follow.
+
+        :param step: that takes over an earlier state
+        :param info: of that state; :param rate: a factor of the learning rate
+
+        Raises ValueError if a step was taken meanwhile, OSError if the disk fails.
+        """
+        state = hashlib.sha256(f"{info.run_id} {info.step} {info.rounds} {rate}".encode()).hexdigest()
+        return self._host.call(Branch.take_over, state, step + 1, rate).result()
+
+    def follow(self, peers: Sequence[str]) -> Followed:
+        """Records of peers that are ahead; the state then has to follow, and `moved` ends that."""
+        return self._host.call(Branch.follow, list(peers)).result()
+
+    def renew(self) -> None:
+        """The state has followed all records that the branch has taken."""
+        self._move(self._host.call(Branch.newest).result())
+
+    def moved(self, head: Head) -> None:
+        """The state has followed."""
+        self._move(head)
+
+    def look(self, others: Mapping[str, Progress]) -> bool:
+        """Of the organizer's peer: sign a reset if the electorate is gone; whether it did."""
+        if self._head is None:
+            return False
+        term = self._head.instance.term
+        positions = {
+            peer: Position(term, told.step + 1, told.round, told.samples, Voter(peer, told.incarnation))
+            for peer, told in others.items()
+        }
+        head = self._host.call(Branch.look, positions, self.digest).result()
+        if head is None:
+            return False
+        _log.warning("voters of the last step are gone: the run goes on without them from step %d", self._state.step)
+        self._move(head)
+        return True
+
+    def leave(self) -> None:
+        """Vote no more."""
+        if self._head is not None:
+            self._host.call(Branch.leave).result()
+
+    def may_step(self, peers: Collection[str]) -> bool:
+        """Whether this peer and these others may take the next step together."""
+        if self._head is None:
+            return False
+        told = {peer: progress.incarnation for peer, progress in self._others().items()}
+        told[self._me] = self._head.incarnation
+        return self._head.instance.electorate.enough_peers({*peers, self._me}, told)
+
+    def needed(self, peers: Collection[str]) -> frozenset[str]:
+        """Peers without which these and this one may not take the next step; says so once if it lasts."""
+        if self._head is None or self.may_step(peers):
+            self._waits_since = math.inf
+            return frozenset()
+        missing = self._head.instance.electorate.peers - {*peers, self._me}
+        now = time.monotonic()
+        self._waits_since = min(self._waits_since, now)
+        if now - self._waits_since > QUIET_SECONDS and self._told != self._state.round:
+            self._told = self._state.round
+            _log.warning("waiting for more of those who counted in global step %d: out of reach", self._state.step)
+        return frozenset(missing)
+
+    def _move(self, head: Head) -> None:
+        self._state.go_on_from(head.instance.previous, head.anchor)
+        self._head = head

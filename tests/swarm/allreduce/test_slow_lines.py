@@ -1,0 +1,34 @@
+"""An all-reduce over lines that are slow beside the patience, in simulated time."""
+
+import torch
+
+from benchmarks.lib.lines import Lines, SimulatedTime
+from dedloc_kit.swarm.allreduce.streams import Patience
+from dedloc_kit.swarm.network.service import Stream
+from tests.swarm.allreduce.tapped import Tapped
+
+PATIENCE = Patience(2.0, 4.0)
+
+
+class Slow(Tapped):
+    wires: Lines
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        return await self.wires.connect(me, number)
+
+
+def test_nobody_is_taken_for_dead_while_its_parts_and_averages_are_on_their_way() -> None:
+    torch.manual_seed(0)
+    party = Slow([torch.randn(700_000) for _ in range(5)], (3, 5, 4, 7, 2), compression="4bit", clients=1)
+    party.patience = PATIENCE
+    simulated = SimulatedTime()
+    began = simulated.now
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [20_000.0] * 5)
+        runner.run(party.meet())
+    assert simulated.now - began > 10 * PATIENCE.usual
+    for member in party.members:
+        assert member.commit == party.members[0].commit
+        assert len(member.counted) == 5
+        assert not member.culprits | member.named
+        assert member.average == party.members[0].average
