@@ -51,7 +51,7 @@ ROOMS = (
     {"p2p", "trust"},
     {"consensus"},
     {"chain", "allreduce"},
-    {"audits"},
+    {"audits", "gathering"},
     {"directory", "transfer"},
     {"membership", "averaging"},
     {"rounds", "remote"},

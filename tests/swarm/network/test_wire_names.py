@@ -12,6 +12,7 @@ import dedloc_kit
 from dedloc_kit.records.admission import Reached, Token
 from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.records.orders import DecayOrder, Notice
+from dedloc_kit.records.position import Position
 from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.records.record import Count, Record, SignedRecord
 from dedloc_kit.records.stages import StageOffer
@@ -56,6 +57,8 @@ RUN: dict[str, Any] = {"run_id": "demo-0123456789abcdef"}
 HASH = bytes(range(32))
 AT: dict[str, Any] = {"step": 3, "round": "cd", "samples": 8, "samples_per_second": 1.5}
 OFFER = RUN | {"client_mode": True, "addresses": (), "device": "T4", "name": "asha", "session": "ab", "time": 1.5}
+WHERE: dict[str, Any] = {"term": (1, HASH.hex()), "step": 3, "head": HASH.hex(), "incarnation": 1, "samples": 8}
+POSITION = Position(**RUN, **WHERE, samples_per_second=1.5, boundary_seconds=0.2, time=1.5)
 GAVE = RUN | {"step": 3, "session": "ab", "samples": 8, "session_samples": 16, "loss": 2.5, "name": "", "time": 1.5}
 ROOTS: dict[str, Any] = dict.fromkeys(("parts", "before", "after", "work"), HASH)
 PLEDGED = ROOTS | {"group": "cd", "microbatches": 2}
@@ -70,6 +73,7 @@ ACCEPTED = Accepted(**INSTANCE, epoch=Epoch(1, "QmAsha", "34" * 32), link=VALUE.
 GOLDEN: dict[str, SignedRecord] = {
     "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
     "ee689bf52918a62c": Reached(**RUN, peer="QmAsha", host="192.0.2.1", port=4001, time=1.5),
+    "9d178bf9907d9c45": POSITION,
     "40e86e9e0bf20197": Contribution(**GAVE),
     "216d3c6ad658c073": Pledged(**GAVE, **PLEDGED),
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),

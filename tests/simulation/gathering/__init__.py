@@ -1,0 +1,1 @@
+"""How groups form, in simulated time."""
