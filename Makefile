@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale rounds footprint optimizer data \
 	continuing task images dashboard lent_lines hostile mishaps chaos attacks checks serving pipeline square_cube experts \
-	corpus
+	corpus agreement_scale
 
 .PHONY: install demo test test-real soak check format bench smollm2 llama-cpp
 

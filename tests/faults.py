@@ -118,12 +118,12 @@ def _boast_from(step: int) -> None:
 
     def claimed(self: Rounds) -> Contribution:
         said, most = truth(self), MAX_BATCHES * self._run.global_batch
-        more = {"samples": most, "session_samples": said.step * most}
+        more = {"samples": most, "session_samples": said.step * most, "weight": None}
         return said if said.step < step else said.model_copy(update=more)
 
-    def reported(self: Tracker, mine: Progress, *rest: Any) -> None:
+    def reported(self: Tracker, mine: Progress, *rest: Any, **named: Any) -> None:
         most = MAX_BATCHES * self._global_batch
-        report(self, mine if mine.step < step - 1 else mine.model_copy(update={"samples": most}), *rest)
+        report(self, mine if mine.step < step - 1 else mine.model_copy(update={"samples": most}), *rest, **named)
 
     def loaded(self: Gradients, flat: torch.Tensor) -> None:
         load(self, flat)

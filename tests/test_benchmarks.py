@@ -16,6 +16,7 @@ WITH_ARGUMENTS = {"recipe"}
 SMALLEST = {
     "allreduce": "--network loopback --peers 2 --parameters 1e5 --warm-up 1 --rounds 1 --cases tcp/8bit ours/8bit",
     "attacks": "--attack sign --defence mean --steps 4 --seeds 1",
+    "agreement_scale": "--peers 16 --rounds 1",
     "chaos": "--seconds 30 --volunteers 2 --seed 8",
     "checks": "--volunteers 2 --steps 1 --times 1 --shares 0.5 --values 1e5",
     "collaboration": "--network loopback --peers 2 --parameters 1e5 --step-seconds 4 --microbatch-seconds 0.5 --steps 1"

@@ -1,0 +1,359 @@
+"""One member's place between its participant and the network of a large group. No I/O.
+
+What the decider tells all goes down a tree of relays, what members tell the decider goes up, several letters in a
+packet. A relay decides nothing and signs nothing: letters carry the signatures of their authors, so a relay that lies
+or dies delays those below it by half the patience; then they ask the decider itself.
+"""
+
+from collections.abc import Iterable
+from math import inf
+
+from dedloc_kit.records.record import PeerId
+from dedloc_kit.swarm.consensus.events import Send
+from dedloc_kit.swarm.consensus.letters import (
+    MAX_LETTERS,
+    Alive,
+    Certificate,
+    Content,
+    Delivered,
+    Forged,
+    Joining,
+    Letter,
+    Lost,
+    Outcome,
+    Packet,
+    Pieces,
+    Post,
+    Pulse,
+    write,
+)
+from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Proposal, TooFew
+from dedloc_kit.swarm.consensus.records import NO_EPOCH, Epoch
+from dedloc_kit.swarm.consensus.signing import MAX_BYTES
+from dedloc_kit.swarm.consensus.tree import Tree, Ways
+from dedloc_kit.swarm.consensus.upward import Upward
+from dedloc_kit.swarm.p2p.seams import Signer, Verifier
+
+_PULSES = 6
+"""In the patience."""
+_BUNDLES = 60
+"""In the patience, at most: so long a relay waits for more letters."""
+_TO_ALL = (Group, Prepare, Proposal, Decided, TooFew)
+_KINDS_TO_ALL = frozenset({kind.wire for kind in _TO_ALL} | {Certificate.wire})
+
+
+class Relay:
+    """
+    :ivar root: whom this member takes for the decider
+    :ivar group: once it is known
+    :ivar deadline: when it needs a tick
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        scope: str,
+        root: PeerId,
+        signer: Signer,
+        verifier: Verifier,
+        patience: float,
+        now: float,
+        pieces: Pieces | None = None,
+    ) -> None:
+        """
+        :param scope: the link of the step before, until there is a group
+        :param pieces: reads messages
+        """
+        self.me = signer.peer
+        self.group: Group | None = None
+        self._tree, self._ways = tree, Ways(tree, signer.peer, root)
+        self._signer, self._verifier = signer, verifier
+        self._before = self._scope = scope
+        self._patience, self._pulse, self._bundle = patience, patience / _PULSES, patience / _BUNDLES
+        self._told: Content | None = None
+        self._epoch = NO_EPOCH
+        self._pieces = pieces or Pieces()
+        self._log: dict[str, list[Letter]] = {}
+        """What the root has told all last, by kind."""
+        self._seen: set[str] = set()
+        self._spent: dict[PeerId, int] = {}
+        """How many bytes of letters each author has had."""
+        self._alive: set[int] = set()
+        self._broken: set[int] = set()
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """With another root, or for another scope, nothing is on its way up yet."""
+        self._up = Upward()
+        self._ways.start()
+        self._pulses = 0
+        self._good = now
+        self._flush_at = inf
+        self._pulse_at = now if self._leads else inf
+
+    @property
+    def root(self) -> PeerId:
+        return self._ways.root
+
+    @property
+    def _leads(self) -> bool:
+        return self._ways.leads
+
+    @property
+    def deadline(self) -> float:
+        return min(self._flush_at, self._pulse_at if self._leads else self._good + self._tolerance)
+
+    @property
+    def _tolerance(self) -> float:
+        """Relays ask first, and those below them need not."""
+        return self._patience / 2 + self._pulse * len(self._tree.above(self.me, self.root))
+
+    @property
+    def neighbours(self) -> set[PeerId]:
+        """To whom this member needs streams."""
+        return {*self._ways.down(self.root), *(() if self._leads else (self._ways.up,))}
+
+    # This member's own messages
+
+    def send(self, sends: Iterable[Send], now: float) -> list[Outcome]:
+        """What the participant sends; one that goes to all is handed over once for each."""
+        found: list[Outcome] = []
+        for send in sends:
+            if send.to == self.me:
+                found.append(Delivered(self.me, send.message))
+            if self._to_all(send.message):
+                if send.message is not self._told:
+                    found += self.tell(send.message, now)
+            elif send.to != self.me:
+                found += self._write(send.to, send.message, now)
+        return found
+
+    def _to_all(self, message: Content) -> bool:
+        return isinstance(message, _TO_ALL) and not (isinstance(message, Proposal) and message.proof)
+
+    def tell(self, message: Content, now: float) -> list[Outcome]:
+        """Tell all; a group to those who have come."""
+        self._told = message
+        if isinstance(message, Group):
+            self._enter(message, now)
+        self.follow(self.me, now)
+        found: list[Outcome] = []
+        for each in write(self._scope, self.me, "", message, self.group, self._signer):
+            self._seen.add(each.digest)
+            self._keep(each)
+            found += self._hand_down(each)
+        return found
+
+    def join(self, joining: Joining, now: float) -> list[Outcome]:
+        """Bring this member's contribution to the root."""
+        return [Delivered(self.me, joining)] if self._leads else self._write(self.root, joining, now)
+
+    def follow(self, root: PeerId, now: float) -> None:
+        """Another decider, for the last one does nothing."""
+        if root != self.root:
+            self._ways.follow(root)
+            self._begin(now)
+
+    def _write(self, to: PeerId, message: Content, now: float) -> list[Outcome]:
+        if isinstance(message, Proposal):  # of the decider, for one who asked
+            written = write(self._scope, self.me, to, message, self.group, self._signer)
+            return [post for each in written for post in self._hand_down(each)]
+        self.follow(to, now)
+        found: list[Outcome] = []
+        for each in write(self._scope, to, to, message, self.group, self._signer):
+            self._seen.add(each.digest)
+            found += self._hand_up(each, now)
+        return found
+
+    def _enter(self, group: Group, now: float) -> None:
+        self.group, self._scope = group, group.id
+        self._begin(now)
+
+    # Neighbours
+
+    def receive(self, source: PeerId, packet: Packet, now: float) -> list[Outcome]:
+        """Of any member."""
+        if source not in self._tree.places:
+            return []
+        self._ways.passed.discard(source)
+        found: list[Outcome] = []
+        for each in packet.letters:
+            found += self._letter(source, each, now)
+        if packet.root != self.root:
+            return found
+        if packet.have is not None and packet.scope in (self._scope, self._before):
+            self._ways.adopt(source)
+            told = (each for letters in self._log.values() for each in letters)
+            missing = tuple(each for each in told if each.digest not in packet.have)
+            found.append(Post(source, Packet(scope=self._scope, root=self.root, letters=missing)))
+        if packet.scope == self._scope:
+            if packet.pulse is not None:
+                found += self._take_pulse(source, packet.pulse, now)
+            found += self._take_signs(source, packet, now)
+        return found
+
+    def _letter(self, source: PeerId, each: Letter, now: float) -> list[Outcome]:
+        if each.digest in self._seen or not self._in_scope(each):
+            return []
+        places, ends = self._tree.places, (each.author, each.to)
+        if each.author not in places or each.root not in ends or each.root not in self._tree.relays:
+            return [Forged(source, "a letter that nobody may write")]
+        spent = self._spent.get(each.author, 0) + MAX_BYTES // MAX_LETTERS + len(each.body)
+        if spent > MAX_BYTES:
+            return []
+        try:
+            each.check_signature(each.author, self._verifier)
+        except ValueError as error:
+            return [Forged(source, str(error))]
+        self._seen.add(each.digest)
+        self._spent[each.author] = spent
+        if each.to == self.me:
+            self._up.count(each.author)
+            return self._open(each, now)
+        if each.to:
+            return self._pass_on(each, now)
+        if each.kind not in _KINDS_TO_ALL:
+            return [Forged(each.author, "it tells all what is not for all")]
+        if each.author == self.root:
+            self._good = now  # it comes piece by piece
+        self._keep(each)
+        return [*(post for post in self._hand_down(each) if post.to != source), *self._open(each, now)]
+
+    def _open(self, each: Letter, now: float) -> list[Outcome]:
+        try:
+            message = self._pieces.add(each, self.group)
+        except ValueError as error:
+            return [Forged(each.author, str(error))]
+        if message is None:
+            return []
+        if isinstance(message, Group):
+            if message.id != each.scope or each.to:
+                return [Forged(each.author, "a group under another name")]
+            self._enter(message, now)
+        if isinstance(message, (Prepare, Proposal)):
+            self._follow_epoch(each.author, message.epoch, now)
+        return [Delivered(each.author, message)]
+
+    def _follow_epoch(self, author: PeerId, epoch: Epoch, now: float) -> None:
+        if epoch > self._epoch and author == epoch.decider:
+            self._epoch = epoch
+            self.follow(author, now)
+
+    def _in_scope(self, each: Letter) -> bool:
+        if each.scope == self._scope:
+            return True
+        return self.group is None and each.kind == Group.wire and each.author == self.root
+
+    def _pass_on(self, each: Letter, now: float) -> list[Outcome]:
+        if each.to == each.root:
+            return self._hand_up(each, now) if each.root == self.root else []
+        return [*self._hand_down(each)]
+
+    def _keep(self, each: Letter) -> None:
+        if each.kind == Prepare.wire:
+            self._log.pop(Proposal.wire, None)
+        told = self._log.setdefault(each.kind, [])
+        if told and told[0].whole != each.whole:
+            told.clear()
+        told.append(each)
+
+    def _hand_down(self, each: Letter) -> list[Post]:
+        packet = Packet(scope=each.scope, root=each.root, letters=(each,))
+        return [Post(peer, packet) for peer in self._ways.down(each.root, each.to)]
+
+    def _hand_up(self, each: Letter, now: float) -> list[Outcome]:
+        self._up.add(each, now)
+        if not self._ways.down(self.root):
+            return self._flush(now)
+        self._flush_at = min(self._flush_at, now + self._bundle)
+        return []
+
+    def _flush(self, now: float, asks: bool = False) -> list[Outcome]:
+        """Send up what has come together."""
+        have = tuple(each.digest for told in self._log.values() for each in told) if asks else None
+        packet = Packet(
+            scope=self._scope,
+            root=self.root,
+            letters=self._up.take(),
+            alive=tuple(sorted(self._alive)),
+            broken=tuple(sorted(self._broken)),
+            have=have,
+        )
+        self._alive, self._flush_at = set(), inf
+        return [Post(self._ways.up, packet)]
+
+    # Who is alive
+
+    def _take_signs(self, source: PeerId, packet: Packet, now: float) -> list[Outcome]:
+        """A relay speaks for those below it only."""
+        ways, members, places = self._ways, self._tree.members, self._tree.places
+        if source == self.root or not (source in ways.adopted or ways.is_above(self.me, source)):
+            return []
+        below = [p for p in packet.alive if p < len(members) and ways.is_above(source, members[p])]
+        broken = {p for p in packet.broken if p < len(members) and ways.is_above(source, members[p])}
+        new = broken - self._broken
+        self._broken |= new
+        if self._leads:
+            alive = [Alive(source), *(Alive(members[place]) for place in below)]
+            return [*alive, *(Lost(members[place]) for place in sorted(new))]
+        self._alive |= {places[source], *below}
+        if new:
+            self._flush_at = min(self._flush_at, now + self._bundle)
+        return []
+
+    def failed(self, member: PeerId, now: float) -> list[Outcome]:
+        """A neighbour's stream broke, or was silent for the patience: it is passed over."""
+        ways = self._ways
+        if member not in self._tree.places or member in ways.passed:
+            return []
+        was, below = ways.up, member in ways.adopted or ways.is_above(self.me, member)
+        ways.pass_over(member)
+        if not below:
+            return self._ask(now) if was == member != self.root else []
+        self._broken.add(self._tree.places[member])
+        self._flush_at = inf if self._leads else min(self._flush_at, now + self._bundle)
+        return []
+
+    def _ask(self, now: float) -> list[Outcome]:
+        """Send all that is not known to have come up another way."""
+        self._up.again(self.me)
+        self._good = now
+        return self._flush(now, asks=True)
+
+    def _take_pulse(self, source: PeerId, pulse: Pulse, now: float) -> list[Outcome]:
+        if pulse.scope != self._scope or pulse.root != self.root or pulse.count <= self._pulses or self._leads:
+            return []
+        try:
+            pulse.check_signature(self.root, self._verifier)
+        except ValueError as error:
+            return [Forged(source, str(error))]
+        self._pulses = pulse.count
+        self._up.told(dict(zip(self._tree.members, pulse.received, strict=False)))
+        if self._up.have_come(self.me, now - self._patience / 2):
+            self._good = now
+        packet = Packet(scope=self._scope, root=self.root, pulse=pulse)
+        below = self._ways.down(self.root)
+        self._flush_at = min(self._flush_at, now + self._bundle)
+        echo = [] if below else self._flush(now)
+        return [*(Post(peer, packet) for peer in below), *echo, Alive(self.root)]
+
+    def tick(self, now: float) -> list[Outcome]:
+        """When the deadline has passed."""
+        found: list[Outcome] = []
+        if self._leads:
+            if now >= self._pulse_at:
+                found += self._beat(now)
+            return found
+        if now >= self._flush_at:
+            found += self._flush(now)
+        if now >= self._good + self._tolerance:
+            self._ways.go_past_relays()
+            found += self._ask(now)
+        return found
+
+    def _beat(self, now: float) -> list[Outcome]:
+        self._pulse_at, self._pulses = now + self._pulse, self._pulses + 1
+        received = self._up.counts(self._tree.members)
+        pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received).signed(self._signer)
+        packet = Packet(scope=self._scope, root=self.me, pulse=pulse)
+        return [Post(peer, packet) for peer in self._ways.down(self.me)]
