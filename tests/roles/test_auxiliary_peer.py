@@ -48,7 +48,8 @@ def asked_for_its_state(swarm: Swarm, donor: Peer) -> Header:
 def test_lenders_take_all_steps_and_reduce_and_of_two_one_gives_the_state_and_everyone_finds_what_they_carried(
     tmp_path: Path,
 ) -> None:
-    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+    several_chunks = {"name": "tiny", "hidden": 1100}  # one chunk would always have the same reducer
+    with Swarm(tiny_run(global_batch=32, task=several_chunks), tmp_path) as swarm:
         coordinator = swarm.coordinator()
         start = tmp_path / "start"
         environment = {"TINY_PAUSE": "0.02", "START_FILE": str(start)}
