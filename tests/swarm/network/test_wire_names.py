@@ -18,6 +18,7 @@ from dedloc_kit.records.record import Count, Record, SignedRecord
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import Release, Serving
+from dedloc_kit.swarm.consensus.letters import Letter, Pulse
 from dedloc_kit.swarm.consensus.records import (
     Accepted,
     Entry,
@@ -69,6 +70,7 @@ ENTRY = Entry(
 )
 VALUE = Value(**INSTANCE, step=3, counted=(ENTRY,), weights=(8,), average="12" * 32)
 ACCEPTED = Accepted(**INSTANCE, epoch=Epoch(1, "QmAsha", "34" * 32), link=VALUE.link, average="12" * 32, voter=ASHA)
+SCOPE: dict[str, Any] = {"scope": "ab" * 32, "root": "QmAsha"}
 
 GOLDEN: dict[str, SignedRecord] = {
     "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
@@ -99,6 +101,8 @@ AGREEMENT: dict[str, Signed] = {
         **RUN, term=1, step=3, parts=(PartReset(part="", previous="ab" * 32, state="56" * 32),), coordinator=ASHA
     ),
     "63bc0204af2eb0c2": Goodbye(**RUN, part="", head="ab" * 32, voter=ASHA),
+    "94ec757601884c23": Letter(**SCOPE, author="QmBina", kind="consensus/promise", whole="56" * 32, body="{}"),
+    "7174395f9453f211": Pulse(**SCOPE, count=2, received=(1, 0)),
 }
 """Likewise, of the agreement on steps."""
 
