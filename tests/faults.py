@@ -130,7 +130,7 @@ def _boast_from(step: int) -> None:
         flat.mul_(-1000.0)
 
     Rounds._contribution = claimed  # type: ignore[method-assign]
-    Tracker.report = reported  # type: ignore[method-assign, assignment]
+    Tracker.report = reported  # type: ignore[method-assign]
     Gradients.load_in_flight = loaded  # type: ignore[method-assign]
 
 
