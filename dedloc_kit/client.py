@@ -225,16 +225,10 @@ class AbsentPeer(Shown):
     why: Absence
 
 
-class AbsentRow(Shown):
-    peers: Count
-    why: Absence
-
-
 class LeftOut(Shown):
     step: Count
     count: Count
     some: tuple[AbsentPeer, ...]
-    rows: tuple[AbsentRow, ...] = ()
 
 
 class SentAway(Shown):

@@ -21,7 +21,7 @@ from dedloc_kit.ledger.files import Newest, newest
 from dedloc_kit.ledger.ledger import MAX_STEP_SECONDS
 from dedloc_kit.ledger.schema import MAX_SAMPLES
 from dedloc_kit.records.evaluation import Evaluation, Neighbour, Neighbours, Picture
-from dedloc_kit.records.steps import AbsentRow, Carried, GlobalStep, LeftOut
+from dedloc_kit.records.steps import Carried, GlobalStep, LeftOut
 from tests.ledgers import GAP, NOON, a_step, given
 
 
@@ -502,23 +502,6 @@ def test_who_was_left_out_of_a_step_is_kept_with_it_and_counted_once(path: Path)
     assert (times, [(step.step, step.left_out) for step in steps]) == (600, [(3, some)])
     ledger.record_step(a_step(2, way="b"), {})
     assert [step.step for step in reader.left_out(most=9)[1]] == [1], "what a rewind forgets was no step"
-
-
-@pytest.mark.parametrize(
-    ("rows", "written"),
-    [((), ""), ((AbsentRow(peers=34, why="did not come"),), ',"rows":[{"peers":34,"why":"did not come"}]')],
-)
-def test_of_rows_that_were_left_out_is_written_only_where_there_were_some(
-    path: Path, rows: tuple[AbsentRow, ...], written: str
-) -> None:
-    left_out = LeftOut.of({"p": "fell silent"}, rows)
-    Ledger(path).record_step(a_step(1).model_copy(update={"left_out": left_out}), {})
-    with sqlite3.connect(path) as plain:
-        ((text,),) = plain.execute("SELECT left_out FROM steps")
-    plain.close()
-    count = 1 + sum(row.peers for row in rows)
-    assert text == f'{{"count":{count},"some":{{"p":"fell silent"}}{written}}}'
-    assert [step.left_out for step in Ledger(path, read_only=True).steps()] == [left_out]
 
 
 ASHA = Conviction("p", NOON, "Asha", "it does not show its work (global step 3)")

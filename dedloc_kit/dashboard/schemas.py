@@ -417,23 +417,14 @@ class AbsentPeer(Answer):
     """As the coordinator saw it."""
 
 
-class AbsentRow(Answer):
-    """A row of which nobody counts."""
-
-    peers: int
-    why: Absence
-
-
 class LeftOut(Answer):
     """A global step that was taken without some who were to come."""
 
     step: int
     time: float
     count: int
-    """Those of rows included."""
     some: list[AbsentPeer]
     """Not all where there are many."""
-    rows: list[AbsentRow]
 
 
 class FailedRound(Answer):

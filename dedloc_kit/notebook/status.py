@@ -148,11 +148,10 @@ def _layers(begin: int, end: int) -> str:
 
 
 def _absent(step: LeftOut) -> str:
-    """Who was left out of a step and why, in words: the rows, and of many peers only the first."""
-    rows = [f"a row of {count(row.peers, 'peer')} {row.why}" for row in step.rows]
+    """Who was left out of a step and why, in words; of many peers only the first."""
     peers = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
-    more = step.count - sum(row.peers for row in step.rows) - len(peers)
-    return ", ".join(rows + peers) + (f", and {more:,} more" if more > 0 else "")
+    more = step.count - len(peers)
+    return ", ".join(peers) + (f", and {more:,} more" if more > 0 else "")
 
 
 def _away(one: SentAway) -> str:

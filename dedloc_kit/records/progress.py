@@ -1,4 +1,4 @@
-"""What a peer that trains says of itself, and of its row."""
+"""What a peer that trains says of itself."""
 
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,6 @@ from dedloc_kit.records.record import (
     Base64,
     Count,
     Digest,
-    PeerId,
     PeerText,
     Reason,
     RunId,
@@ -76,39 +75,4 @@ class Progress(SignedRecord):
     """Whether what this peer computes from now on is for the global step after the next one."""
     computed: Time = 0.0
     """When it finished its last microbatch; 0 before the first."""
-    time: Time
-
-
-MAX_ROWS = 32
-"""Of a swarm."""
-
-
-class RowSummary(SignedRecord):
-    """What one of a row's peers says of the row, signed, for those who follow only their own; it lives in the DHT for
-    some seconds only."""
-
-    wire: ClassVar[str] = "row-summary"
-
-    run_id: RunId
-    step: Count
-    """The global step whose parameters the peers that are counted hold."""
-    round: Digest
-    """The all-reduce that led to it."""
-    rows: Annotated[int, Field(ge=2, le=MAX_ROWS)]
-    """Into how many rows the swarm is divided."""
-    row: Annotated[int, Field(ge=0, lt=MAX_ROWS)]
-    able: Annotated[tuple[PeerId, ...], Field(max_length=3, strict=False)]
-    """Some of the row who can be asked who leads it."""
-    peers: Annotated[int, Field(ge=1, le=2**20)]
-    samples: Count
-    """Toward the next global step."""
-    samples_per_second: Annotated[float, Field(ge=0, le=1e12)]
-    filling: Annotated[float, Field(ge=0, le=1e12)] = 0.0
-    """Of these, how many go into the next global step: not those of peers whose part of it is fixed."""
-    boundary_seconds: Annotated[float, Field(ge=0, le=3600)]
-    """The longest; see `Progress`."""
-    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
-    """Where others reach the author."""
-    reached: Base64 = ""
-    """See `Progress`."""
     time: Time

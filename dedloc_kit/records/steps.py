@@ -1,12 +1,11 @@
 """What one global step was made of, and who counted in it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from dedloc_kit.records.progress import MAX_ROWS
 from dedloc_kit.records.record import (
     Base64,
     Count,
@@ -82,28 +81,18 @@ MAX_MEMBERS = 2048
 """Of an all-reduce."""
 
 
-class AbsentRow(Record):
-    """A row of which nobody counts in a global step."""
-
-    peers: Annotated[int, Field(ge=1, le=2**53)]
-    """That gave to the step before."""
-    why: Absence
-
-
 class LeftOut(Record):
     """Peers that were to come to a global step and do not count in it."""
 
     count: Annotated[int, Field(ge=1, le=2**53)]
     some: Annotated[dict[PeerId, Absence], Field(max_length=MAX_ABSENT)]
-    """The first of them, without those of whose rows nobody counts."""
-    rows: Annotated[tuple[AbsentRow, ...], Field(max_length=MAX_ROWS, strict=False)] = ()
+    """The first of them."""
 
     @classmethod
-    def of(cls, absent: Mapping[str, Absence], rows: Sequence[AbsentRow] = ()) -> Self | None:
+    def of(cls, absent: Mapping[str, Absence]) -> Self | None:
         """None if there is nobody."""
         some = dict(itertools.islice(sorted(absent.items()), MAX_ABSENT))
-        count = len(absent) + sum(row.peers for row in rows)
-        return cls(count=count, some=some, rows=tuple(rows)) if count else None
+        return cls(count=len(absent), some=some) if absent else None
 
 
 class Carried(Record):

@@ -12,7 +12,7 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Conviction, Ledger, SuiteScore
 from dedloc_kit.records.evaluation import Continuation, Drawing, Evaluation, FillMask, Neighbour, Neighbours, Picture
 from dedloc_kit.records.orders import Announcement, Checks
-from dedloc_kit.records.steps import AbsentRow, Contribution, GlobalStep, LeftOut
+from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut
 from tests.pictures import CLASSES, draw
 
 RUN = parse_run(
@@ -69,7 +69,6 @@ def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
 LEFT_OUT = LeftOut(
     count=40,
     some={peer_id(0): "fell silent", peer_id(900): "did not come"},
-    rows=(AbsentRow(peers=34, why="did not come"),),
 )
 CONVICTIONS = (
     Conviction(peer_id(4), time.time() - 3 * 86_400, MARKUP, "its piece is not the gradient of its work (step 41)"),

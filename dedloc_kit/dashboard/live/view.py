@@ -519,8 +519,7 @@ def _round_seen(step: GlobalStep) -> schemas.RoundSeen:
 
 def _left_out(step: GlobalStep, left_out: LeftOut, names: Mapping[str, str]) -> schemas.LeftOut:
     some = [schemas.AbsentPeer(peer=peer, name=names.get(peer), why=why) for peer, why in left_out.some.items()]
-    rows = [schemas.AbsentRow(**dict(row)) for row in left_out.rows]
-    return schemas.LeftOut(step=step.step, time=step.time, count=left_out.count, some=some, rows=rows)
+    return schemas.LeftOut(step=step.step, time=step.time, count=left_out.count, some=some)
 
 
 def _finite(value: float) -> float | None:

@@ -2,11 +2,10 @@
 
 Whoever stores under a key, or asks for it, gets all that lies there; with a thousand peers under one key that would be
 most of what the lines carry (design: the cost of stores grows with the square). So a peer that sees many others moves
-to a key of its own share of them, named by its peer id; and peers that are divided into rows lie in cells, of which
-each asks for those of its own row alone.
+to a key of its own share of them, named by its peer id.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 from hivemind import DHT
@@ -45,7 +44,6 @@ class Directory(Generic[R]):
         self._dht, self._run_id, self._reject = dht, run_id, reject
         self._kind: Kind[R] = kind
         self._key, self._shares = kind.key(Names(run_id)), kind.shares(Names(run_id))
-        self._cells, self._copies = kind.cells(Names(run_id)), kind.copies(Names(run_id))
         self._check: Callable[[R], object] = check
         self._seconds = kind.seconds if seconds is None else seconds
         self._looks = 0
@@ -55,63 +53,32 @@ class Directory(Generic[R]):
         """Where the record of a peer belongs when there are so many others."""
         return self._shares[share_of(peer)] if self._shares and peers >= MANY else self._key
 
-    def store(
-        self,
-        signer: Signer,
-        record: R | None,
-        *,
-        peers: int,
-        cells: Collection[int] = (),
-        to_all: bool = False,
-        copied: bool = False,
-    ) -> Any:
+    def store(self, signer: Signer, record: R | None, *, peers: int) -> Any:
         """Put this peer's record there, instead of its last one; a future.
 
         :param record: none if this peer leaves
         :param peers: how many others there are
-        :param cells: those in which this peer is, where peers are divided into rows
-        :param to_all: it lies where those look, too, who look into other cells
-        :param copied: they look for one of several copies
         """
-        keys = [self._cells[cell] for cell in cells]
-        if to_all or not keys:
-            keys.append(self.key(signer.peer, 0 if keys else peers))
-            keys += self._copies if copied else ()
-        expires = get_dht_time() + self._seconds
-        stores = [
-            self._dht.store(
-                key,
-                subkey=signer.subkey,
-                value=None if record is None else record.model_dump(),
-                expiration_time=expires,
-                beam_size=REPLICAS,  # nodes that are asked who is nearest: each answers with all that lies there
-                return_future=True,
-            )
-            for key in keys
-        ]
-        return stores[-1]
+        return self._dht.store(
+            self.key(signer.peer, peers),
+            subkey=signer.subkey,
+            value=None if record is None else record.model_dump(),
+            expiration_time=get_dht_time() + self._seconds,
+            beam_size=REPLICAS,  # nodes that are asked who is nearest: each answers with all that lies there
+            return_future=True,
+        )
 
-    def look(
-        self,
-        *,
-        peers: int,
-        timeout: float,
-        age: float | None = None,
-        cells: Collection[int] = (),
-        copy: int | None = None,
-    ) -> dict[str, R | None]:
+    def look(self, *, peers: int, timeout: float, age: float | None = None) -> dict[str, R | None]:
         """Everyone's newest record by peer id; none of those who have left.
 
         :param peers: how many others there are, as far as known; some are missed when there are many more
-        :param cells: whose peers are looked for, where peers are divided into rows
-        :param copy: which one of what all look for, where there are several
         :param timeout: seconds for each key
         :param age: one node, maybe this one, is enough, if somebody has stored a record there in the last so many
             seconds: it is probably one of those at which everybody stores. None: several are asked
         """
         records: dict[str, R | None] = {}
         ignored = set()
-        for subkey, entry in self._newest(self._keys(peers, cells, copy), timeout, age).items():
+        for subkey, entry in self._newest(self._keys(peers), timeout, age).items():
             try:
                 record = self._kind.read(self._run_id, entry.value)
                 if record is not None:
@@ -124,11 +91,8 @@ class Directory(Generic[R]):
         self._ignored = ignored
         return records
 
-    def _keys(self, peers: int, cells: Collection[int], copy: int | None) -> list[str]:
+    def _keys(self, peers: int) -> list[str]:
         """Those under which records may lie."""
-        if cells or copy is not None:
-            to_all = self._key if copy is None else self._copies[copy]
-            return [to_all, *(self._cells[cell] for cell in cells)]
         # From half as many on, so that nobody is missed while they do not all know of as many. Who sees nobody is new
         # or was away.
         all_keys: bool = peers == 0 or 2 * peers >= MANY or self._looks % FULL_LOOK == 0

@@ -7,10 +7,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.following import Following
-from dedloc_kit.swarm.directory.summaries import Summaries
 from dedloc_kit.swarm.directory.twin import Twin
-from dedloc_kit.swarm.network.kinds import CELLS
 
 SILENT_SECONDS = 10.0
 """Who is silent for so long has missed a report."""
@@ -30,19 +27,11 @@ class Sightings:
     :param seconds: who has told nothing for so long is gone
     """
 
-    def __init__(
-        self,
-        me: str,
-        directory: Directory[Progress],
-        summaries: Summaries,
-        following: Following,
-        twin: Twin[Progress],
-        seconds: float,
-    ) -> None:
-        self._me, self._directory, self._summaries, self._following = me, directory, summaries, following
+    def __init__(self, me: str, directory: Directory[Progress], twin: Twin[Progress], seconds: float) -> None:
+        self._me, self._directory = me, directory
         self._twin, self._seconds = twin, seconds
         self.told: Mapping[str, Progress] = {}
-        """What everyone else who is followed has told last, alive or not."""
+        """What everyone else has told last, alive or not."""
         self.left: frozenset[str] = frozenset()
         """Who said that it leaves."""
         self.looked = math.nan
@@ -54,16 +43,14 @@ class Sightings:
         """Those who are not gone."""
         return {peer: progress for peer, progress in self.told.items() if self._is_alive(progress)}
 
-    def look(self, mine: Progress | None, *, led: bool) -> bool:
+    def look(self) -> bool:
         """Fetch everyone's progress now; whether several nodes were asked from the beginning, as is done now and then,
         and while nobody is known: one alone would not be believed that nobody is there.
-
-        :param mine, led: as for `Following.cells`
         """
         wide = not self.told or self._looks % WIDE_LOOK == 0
-        told, left = self._seen(mine, None if wide else FRESH_SECONDS, led)
+        told, left = self._seen(None if wide else FRESH_SECONDS)
         if not wide and self._misses_anyone(told, left):
-            told, left = self._seen(mine, None, led)
+            told, left = self._seen(None)
         self._looks += 1
         self.told, self.left = told, left
         return wide
@@ -84,29 +71,20 @@ class Sightings:
             since = 0.0
         self._lonely = 0.0 if anyone or since > self._seconds else self._lonely + since
 
-    def _seen(self, mine: Progress | None, age: float | None, led: bool) -> tuple[dict[str, Progress], frozenset[str]]:
-        """What the directory holds: the progress of everyone else who is followed, and who of them has left.
+    def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
+        """What the directory holds: the progress of everyone else, and who of them has left.
 
         :param age: as for `Directory.look`
         """
-        division = self._following.division
-        copy = division.copy_for(self._me)
-        if division.rows > 1 or not self.told or age is None:
-            self._summaries.look(DHT_TIMEOUT, age, copy)
-        cells = self._following.cells(mine, led=led)
-        copy = None if len(cells) == CELLS else copy
-        found = self._directory.look(peers=len(self.told), timeout=DHT_TIMEOUT, age=age, cells=cells, copy=copy)
+        found = self._directory.look(peers=len(self.told), timeout=DHT_TIMEOUT, age=age)
         there = {peer: progress for peer, progress in found.items() if progress is not None}
         self._twin.see(there.pop(self._me, None))
-        if len(cells) < CELLS:  # whom a look at all rows has found is there until its record lapses
-            far = {p: v for p, v in self.alive().items() if not self._following.near(p) and p not in found}
-            there = {**far, **there}
         return there, frozenset(peer for peer, progress in found.items() if progress is None)
 
     def _misses_anyone(self, told: Mapping[str, Progress], left: Collection[str]) -> bool:
         """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
         heard = float(get_dht_time()) - SILENT_SECONDS
-        there = [peer for peer in self.alive() if self._following.near(peer) and peer not in left]
+        there = [peer for peer in self.alive() if peer not in left]
         return not told or any(peer not in told or told[peer].time < heard for peer in there)
 
     def _is_alive(self, progress: Progress) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from dedloc_kit.records.orders import Notice
-from dedloc_kit.records.progress import Progress, RowSummary
+from dedloc_kit.records.progress import Progress
 
 MAX_SUSPICION = 600.0
 FORGIVEN = 2
@@ -24,7 +24,7 @@ class Suspicion:
     :param told: what everyone has told last, by peer id
     """
 
-    def __init__(self, told: Callable[[], Mapping[str, Progress | RowSummary]]) -> None:
+    def __init__(self, told: Callable[[], Mapping[str, Progress]]) -> None:
         self._told = told
         self._lock = threading.Lock()
         self._suspects: dict[str, float] = {}  # what they told up to then (DHT time) does not count

@@ -20,18 +20,14 @@ from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.following import Following
-from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.directory.sightings import DHT_TIMEOUT, FRESH_SECONDS, Sightings
-from dedloc_kit.swarm.directory.summaries import Row, Summaries
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
+from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.trust.weight import Counting
 
 HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
@@ -49,8 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(threading.Thread):
-    """Publishes this peer's progress and follows everyone else's, in the background; where peers are divided into
-    rows, that of its own row and of the organizer: see `Following`.
+    """Publishes this peer's progress and follows everyone else's, in the background.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param incidents: told about records that are ignored
@@ -77,34 +72,26 @@ class Tracker(threading.Thread):
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
-        self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
-        self._following = Following(signer.peer, self._summaries)
         self.twin: Twin[Progress] = Twin(session, float(get_dht_time()))
-        self._sightings = Sightings(
-            signer.peer, self._directory, self._summaries, self._following, self.twin, TIME_TO_LIVE
-        )
+        self._sightings = Sightings(signer.peer, self._directory, self.twin, TIME_TO_LIVE)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._looks = threading.Thread(target=self._look_on, name="looks", daemon=True)
         self._wake, self._look_now = threading.Event(), threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
-        self._counting = Counting()
         self._dirty = self._news = self._report_now = False
         self._period = 0.0
-        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._sightings.told})
+        self.suspicion = Suspicion(lambda: self._sightings.told)
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
 
-    def report(self, mine: Progress, period: float, division: Division = ONE, counting: Counting | None = None) -> None:
+    def report(self, mine: Progress, period: float) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
 
         :param period: seconds between two looks at the DHT
-        :param division: how those are divided who hold this peer's state
-        :param counting: how much of what the peers of a row claim counts; all, if there is none
         """
         with self._lock:
-            before, self._mine, self._counting = self._mine, mine, counting or self._counting
-            self._following.divide(Position(mine.step, mine.round), division)
+            before, self._mine = self._mine, mine
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now, self._news = False, self._news or news
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
@@ -142,7 +129,7 @@ class Tracker(threading.Thread):
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
-        return not all(map(self.suspicion.refuses, [*self._sightings.alive(), *self._summaries.told()]))
+        return not all(map(self.suspicion.refuses, self._sightings.alive()))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -160,33 +147,6 @@ class Tracker(threading.Thread):
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
-
-    def row_at(self, step: int, round_id: str) -> dict[str, Progress]:
-        """Those of them who are in this peer's row: all where there is one group."""
-        return {peer: progress for peer, progress in self.at(step, round_id).items() if self.is_near(peer)}
-
-    def rows_at(self, step: int, round_id: str) -> dict[int, Row]:
-        """What is believed of the other rows that hold this state, by their numbers."""
-        backed_off = self.suspicion.backed_off()
-
-        def counts(peer: str, told: float) -> bool:
-            return peer not in backed_off and self.suspicion.counts(peer, told)
-
-        return self._summaries.believed(self.division, Position(step, round_id), counts)
-
-    def misses_a_row(self) -> bool:
-        """Is there another row of which nobody has said yet that it is where this peer is? Not after some seconds."""
-        able = {peer for peer, told in self._sightings.alive().items() if not told.client_mode}
-        return self._following.misses_a_row(able)
-
-    @property
-    def division(self) -> Division:
-        """How those are divided who hold the state that this peer last reported."""
-        return self._following.division
-
-    def is_near(self, peer: str) -> bool:
-        """Is a peer in this one's row?"""
-        return self._following.near(peer)
 
     def newest(self, mine: Position) -> Position:
         """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
@@ -221,7 +181,7 @@ class Tracker(threading.Thread):
     def refresh(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            if self._sightings.look(self._mine, led=self.belief.organizer in self.others()):
+            if self._sightings.look():
                 for reason, count in self._dht.refused(DHT_TIMEOUT).items():
                     self.reject(reason, count)
         now = float(get_dht_time())
@@ -229,7 +189,7 @@ class Tracker(threading.Thread):
         alive = {peer for peer in self._sightings.alive() if not self.suspicion.refuses(peer)}
         if (organizer := self.others().get(self.belief.organizer)) is not None:
             self.belief.hear(organizer)
-        self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
+        self.belief.see(alive, now)
         self._doubt_claims()
 
     def _doubt_claims(self) -> None:
@@ -275,8 +235,7 @@ class Tracker(threading.Thread):
 
     def _look(self) -> None:
         self.refresh()
-        self._summarise()
-        self._connect()
+        self.connections.keep(self._sightings.alive())
 
     def _try(self, what: Callable[..., object], *given: object) -> bool:
         """Did it succeed? The directory may be slow or gone for a while, and this peer outlives that."""
@@ -333,31 +292,9 @@ class Tracker(threading.Thread):
         if self._looks.is_alive():
             self._looks.join(DHT_TIMEOUT)
 
-    def _connect(self) -> None:
-        with self._lock:
-            mine, alive = self._mine, self._sightings.alive()
-        organizer = {peer: alive[peer] for peer in alive.keys() & {self.belief.organizer}}
-        self.connections.keep({**self._following.connected(mine, alive), **organizer})
-
-    def _summarise(self) -> None:
-        """Tell the other rows of this one, if it is this peer's turn."""
-        with self._lock:
-            mine, division = self._mine, self.division
-        if mine is not None and division.rows > 1:
-            told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division, self._counting)
-            if told is not None:
-                with suppress(TimeoutError):
-                    told.result(STORE_SECONDS)
-
     def _publish(self, mine: Progress) -> None:
         with suppress(TimeoutError):
             self._store(mine.model_copy(update={"time": get_dht_time()})).result(STORE_SECONDS)
 
     def _store(self, mine: Progress | None) -> Any:
-        me, division = self._signer.peer, self.division
-        # By what the record itself says, for nodes take it nowhere else.
-        cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
-        organizer = me == self.belief.organizer
-        return self._directory.store(
-            self._signer, mine, peers=len(self._sightings.told), cells=cells, to_all=organizer, copied=division.copied
-        )
+        return self._directory.store(self._signer, mine, peers=len(self._sightings.told))

@@ -18,7 +18,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from dedloc_kit.machine.dial_policy import Dials
 from dedloc_kit.machine.dialling import any_host_responds, first_bytes, host_and_port, in_own_loop
 from dedloc_kit.records.experts import HostOffer
-from dedloc_kit.records.progress import Progress, RowSummary
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.network.gate import Gate
@@ -61,10 +61,10 @@ class Connections:
         self._dialling: list[Any] = []
         self._offline, self._offline_until = False, 0.0
 
-    def keep(self, seen: Mapping[str, Progress | RowSummary | Serving | StageOffer | HostOffer]) -> None:
+    def keep(self, seen: Mapping[str, Progress | Serving | StageOffer | HostOffer]) -> None:
         """Dial, in the background, where it is time to.
 
-        :param seen: everyone who is alive, by what they say of themselves or of their rows
+        :param seen: everyone who is alive, by what they say of themselves
         """
         now = time.monotonic()
         wanted = {peer: (progress.addresses, REDIAL) for peer, progress in seen.items() if progress.addresses}

@@ -4,12 +4,10 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, the notice and the release. (Where parts of a
+In all that is at most MAX_RECORDS under each of 85 keys, some 250 MB, the notice and the release. (Where parts of a
 run have keys of their own, each of these takes as many fewer.) What is full takes nobody new, except for the
 organizer: whoever is there already can renew its record, and is not pushed out by those who make a thousand keys. A
-peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its share, the
-copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys more hold
-copies of the organizer's progress alone.
+peer has one record under each key, and of each kind two keys for it: the one for few peers, and its share.
 """
 
 from collections import Counter
@@ -25,7 +23,6 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.records.progress import Progress, RowSummary
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.identity import MAX_OWNER_BYTES, Signer, author, parted, verified
 from dedloc_kit.swarm.network.kinds import (
@@ -36,10 +33,7 @@ from dedloc_kit.swarm.network.kinds import (
     RELEASE,
     SERVING,
     STAGES,
-    SUMMARIES,
     Kind,
-    cell_of,
-    cells_of,
     share_of,
 )
 from dedloc_kit.swarm.network.names import Names
@@ -60,9 +54,6 @@ class _Place(NamedTuple):
     kind: Kind[Any]
     share: int | None = None
     """None: for all peers."""
-    cell: int | None = None
-    """Likewise."""
-    copy: bool = False
 
 
 class Keeper(RecordValidatorBase):
@@ -82,13 +73,11 @@ class Keeper(RecordValidatorBase):
         self._places: dict[bytes, _Place] = {}
         kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, HOSTS, NOTICE, RELEASE)]
         for part in parts or (run_id,):
-            kinds += [(PROGRESS, part), (SUMMARIES, part), (CONTRIBUTIONS, part)]
+            kinds += [(PROGRESS, part), (CONTRIBUTIONS, part)]
         for kind, of in kinds:
             names = Names(of)
             places = {kind.key(names): _Place(of, kind)}
             places |= {key: _Place(of, kind, share=share) for share, key in enumerate(kind.shares(names))}
-            places |= {key: _Place(of, kind, copy=True) for key in kind.copies(names)}
-            places |= {key: _Place(of, kind, cell=cell) for cell, key in enumerate(kind.cells(names))}
             self._places |= {DHTID.generate(key).to_bytes(): place for key, place in places.items()}
         self._rejections = Rejections()
         # The same records come with answer after answer.
@@ -133,13 +122,13 @@ class Keeper(RecordValidatorBase):
 
     def _look_into(self, record: DHTRecord) -> str:
         """Why this record is refused; empty if its author has signed it, may have it here, and it can be read."""
-        run_id, kind, share, cell, copy = self._places[record.key]
+        run_id, kind, share = self._places[record.key]
         try:
             subkey = unpack(record.subkey)
             if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != record.subkey:
                 raise ValueError("the subkey names no owner")
             peer = author(subkey)
-            if (kind.organizers or (copy and kind is PROGRESS)) and peer != self.organizer:
+            if kind.organizers and peer != self.organizer:
                 raise ValueError("not of the organizer")
             if share is not None and share_of(peer) != share:
                 raise ValueError("under a key for other peers")
@@ -147,13 +136,9 @@ class Keeper(RecordValidatorBase):
         except Exception as error:  # what is read may be of any type
             return f"{kind.record.__name__}: {error}"
         try:
-            read = kind.read(run_id, values)
+            kind.read(run_id, values)
         except ValueError as error:
             return str(error)
-        if isinstance(read, Progress) and cell is not None and cell not in cells_of(peer, read.step):
-            return "Progress: in a cell of other peers"
-        if isinstance(read, RowSummary) and read.row != cell_of(peer, read.step) % read.rows:
-            return "RowSummary: of a row that its author is not in"
         return ""
 
 

@@ -22,14 +22,6 @@ class Names:
         """The key in the directory of this kind of records; `share`: one of the keys for many peers."""
         return f"{self.run_id}_{kind}" + ("" if share is None else f".{share:x}")
 
-    def cell(self, kind: str, cell: int) -> str:
-        """The key of one cell of peers that are divided into rows."""
-        return f"{self.run_id}_{kind}.cell.{cell:x}"
-
-    def copy(self, kind: str, copy: int) -> str:
-        """The key of one copy of what all peers ask for where they are divided into rows."""
-        return f"{self.run_id}_{kind}.copy.{copy:x}"
-
     def door(self, process: str) -> str:
         """Where a process of a peer is shown the tokens of others."""
         return f"{self.run_id}::access::{process}"

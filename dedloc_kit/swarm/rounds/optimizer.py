@@ -565,5 +565,4 @@ class CollaborativeOptimizer:
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
-            counting=self._rounds.counting,
         )

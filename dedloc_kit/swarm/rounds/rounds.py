@@ -305,7 +305,7 @@ class Rounds:
                 self._suspicion.trust(outcome.contributions)
                 self._blame(outcome)
                 self._missing.note(outcome, self._sought.awaited, members)
-                self.left_out = self._missing.left_out(outcome.contributions, members)
+                self.left_out = self._missing.left_out(outcome.contributions)
                 return outcome
             case "refused":
                 self._missing.note(outcome, self._sought.awaited, members)

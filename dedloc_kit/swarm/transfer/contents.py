@@ -1,6 +1,5 @@
 """What peers fetch from each other, as it travels: the whole training state, or the average of a recent round."""
 
-import hashlib
 import itertools
 import math
 import mmap
@@ -10,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,12 +40,6 @@ class Content:
     users: int = 0
     """Uploads that are running."""
     last_used: float = 0.0
-
-    def digest(self) -> bytes:
-        """Of all of it."""
-        whole = hashlib.sha256(len(self.metadata).to_bytes(8, "big") + self.metadata)
-        whole.update(self.data)
-        return whole.digest()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -178,11 +170,6 @@ class RecentAverage:
         )
         return bytes(MSGPackSerializer.dumps(info.model_dump()))
 
-    @cached_property
-    def digest(self) -> bytes:
-        """Of all from which the step follows."""
-        return self.content().digest()
-
     @classmethod
     def read(cls, metadata: bytes, content: memoryview) -> "RecentAverage":
         """As a donor has sent it; raises ValueError if it is none."""
@@ -205,10 +192,6 @@ class StoredAverage:
 
     def content(self) -> Content:
         return Content(self.round, self._info, self._parts)
-
-    @cached_property
-    def digest(self) -> bytes:
-        return self.content().digest()
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,8 @@ class Donor:
     async def serve(self, peer: str, stream: Stream) -> None:
         """Send another peer the blocks that it asks for."""
         request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
-        while request.what in ("sketch", "digest"):
-            answer = self._questions.answer(peer, request) if request.what == "sketch" else self._digest(request)
-            await stream.send(encode(await alive_until(stream, answer)))
+        while request.what == "sketch":
+            await stream.send(encode(await alive_until(stream, self._questions.answer(peer, request))))
             request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
         if request.what not in self._places:
             raise ValueError("another service gives that")
@@ -94,14 +93,6 @@ class Donor:
                 await upload(stream, content.data[request.begin : request.end], self.line_free, place.touch)
         finally:
             self._forget_later(content)
-
-    async def _digest(self, request: Request) -> Header:
-        """Of an average that this peer took part in; it is made once."""
-        average = self.average_after(request.after) if self._willing else None
-        if average is None:
-            return Header(answer="nothing")
-        digest = await asyncio.to_thread(lambda: average.digest)
-        return Header(answer="here", version=average.round, metadata=digest)
 
     async def _find(self, request: Request) -> Content | None:
         """What was asked for, or the newest state where that version is gone; None if there is neither."""

@@ -41,11 +41,11 @@ Answer = Literal["here", "busy", "nothing"]
 
 
 class Request(Record):
-    """A block that the asking side wants, a sketch of the state of a version, or the digest of an average."""
+    """A block that the asking side wants, or a sketch of the state of a version."""
 
-    what: Literal["state", "average", "sketch", "digest", "content"]
+    what: Literal["state", "average", "sketch", "content"]
     after: Digest = ""
-    """For an average and its digest: the round before it."""
+    """For an average: the round before it."""
     version: Version = ""
     """Of which it must be a block; empty for the newest that the donor has. Of content: its SHA-256."""
     begin: Count = 0

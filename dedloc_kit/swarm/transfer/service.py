@@ -200,17 +200,9 @@ class Transfers:
         """Ask another peer about the state of this version that it holds."""
         return self._host.call(TransferService.header_of, peer, Request(what="sketch", version=version, seed=seed))
 
-    def ask_for_digest(self, peer: str, after: str) -> Future[Header | None]:
-        """Ask another peer for that of the average that followed the round `after`."""
-        return self._host.call(TransferService.header_of, peer, Request(what="digest", after=after))
-
     def ask_for_state(self, peer: str) -> Future[Header | None]:
         """Ask another peer what it says of the state that it holds."""
         return self._host.call(TransferService.header_of, peer, Request(what="state"))
-
-    def ask_for_average(self, peer: str, after: str) -> Future[Header | None]:
-        """Ask another peer what it says of the average that followed the round `after`."""
-        return self._host.call(TransferService.header_of, peer, Request(what="average", after=after))
 
     def _download(
         self,

@@ -17,7 +17,7 @@ from dedloc_kit.dashboard.run_dashboard import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records.orders import Announcement, Checks
-from dedloc_kit.records.steps import AbsentRow, Carried, Contribution, GlobalStep, LeftOut
+from dedloc_kit.records.steps import Carried, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
@@ -266,8 +266,7 @@ def test_rounds_tell_who_was_left_out_and_why_by_name_where_that_is_known(
     client: TestClient, recording: Recording
 ) -> None:
     recording.step(asha=64)
-    row = AbsentRow(peers=12, why="did not come")
-    recording.left_out = LeftOut(count=30, some={"asha": "fell silent", "QmBo": "did not come"}, rows=(row,))
+    recording.left_out = LeftOut(count=30, some={"asha": "fell silent", "QmBo": "did not come"})
     recording.step(bo=64)
     recording.left_out = None
     recording.ledger.record_step(
@@ -279,8 +278,7 @@ def test_rounds_tell_who_was_left_out_and_why_by_name_where_that_is_known(
         {"peer": "asha", "name": "Asha", "why": "fell silent"},
         {"peer": "QmBo", "name": None, "why": "did not come"},
     ]
-    rows = [{"peers": 12, "why": "did not come"}]
-    assert rounds["left_out"] == [{"step": 2, "time": NOON + 120, "count": 30, "some": some, "rows": rows}]
+    assert rounds["left_out"] == [{"step": 2, "time": NOON + 120, "count": 30, "some": some}]
     assert rounds["left_out_count"] == 30
 
 

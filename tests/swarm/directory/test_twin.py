@@ -3,7 +3,8 @@
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hivemind.utils import get_dht_time
@@ -15,6 +16,7 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
 from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from tests.identities import an_identity
@@ -64,8 +66,7 @@ def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before
     dht: Any = PlainDHT()
     signer = Signer(an_identity(tmp_path / "key"))
     me = a_tracker(dht, signer, "a1")
-    me.connections = None  # type: ignore[assignment]
-    me._connect = lambda: None  # type: ignore[method-assign]
+    me.connections = cast(Connections, SimpleNamespace(keep=lambda seen: None))
     other = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE)
     me.start()
     try:

@@ -16,7 +16,6 @@ STATE = {"run_id": "demo-0123456789abcdef", "status": "training", "step": 3, "to
 STATE |= {"samples_total": 64, "loss": 1.5, "announcement": None}
 PEOPLE = {"people": [{"name": "Asha", "samples": 64, "steps": 3}], "total": 1}
 ABSENT = {"peer": "12D3KooBinaWXYZ", "name": None, "why": "fell silent"}
-ROW = {"peers": 34, "why": "did not come"}
 ROUNDS = {"left_out": [{"step": 2, "count": 301, "some": [ABSENT, ABSENT | {"name": "Asha", "why": "did not come"}]}]}
 
 
@@ -63,14 +62,6 @@ def test_an_honest_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "step 2: ...WXYZ fell silent, Asha did not come, and 299 more" in told
 
 
-def test_rows_that_failed_are_shown_as_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [ROW, {"peers": 1, "why": "was not counted"}]
-    with page(STATE, PEOPLE, {"left_out": [{"step": 2, "count": 36, "some": [ABSENT], "rows": rows}]}) as url:
-        assert main(["status", url]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.endswith("step 2: a row of 34 peers did not come, a row of 1 peer was not counted, ...WXYZ fell silent")
-
-
 def test_who_was_sent_away_is_listed_with_day_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
     lifted = AWAY | {"name": "", "time": 1e12, "lifted": 1.7e9 + 86_400}
     state = STATE | {"checks": "1 in 50 contributions is checked: 112 checked, 12 sent away"}
@@ -101,8 +92,6 @@ def test_who_was_sent_away_is_listed_with_day_and_reason(capsys: pytest.CaptureF
         (STATE, {"people": ESCAPE}, ROUNDS),
         (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 1, "some": [ABSENT | {"name": ESCAPE}]}]}),
         (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 1, "some": [ABSENT | {"why": ESCAPE}]}]}),
-        (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 34, "some": [], "rows": [ROW | {"why": ESCAPE}]}]}),
-        (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 34, "some": [], "rows": [ROW | {"peers": ESCAPE}]}]}),
         (STATE, PEOPLE, {"sent_away": [AWAY | {"name": ESCAPE}]}),
         (STATE, PEOPLE, {"sent_away": [AWAY | {"why": ESCAPE}]}),
         (STATE, PEOPLE, {"sent_away": [AWAY | {"time": -1.0}]}),

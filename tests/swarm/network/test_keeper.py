@@ -14,22 +14,17 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records.orders import MAX_REFUSED, Decay, Instructions, Notice, shortened
-from dedloc_kit.records.progress import RowSummary
 from dedloc_kit.records.record import Record as AnyRecord
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.serving.offer import MAX_VERSIONS, Release
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import (
-    AHEAD,
     CONTRIBUTIONS,
-    EPOCH,
     NOTICE,
     PROGRESS,
     RELEASE,
-    SUMMARIES,
     Kind,
-    cell_of,
     share_of,
 )
 from dedloc_kit.swarm.network.names import Names
@@ -69,29 +64,6 @@ def signed(signer: Signer, key: str, value: object, seconds: float) -> DHTRecord
     return replace(record, value=signer.signed(record))
 
 
-def in_cell(signer: Signer, of: int, says: int) -> DHTRecord:
-    """In the cell that the peer is in at one global step; it says that it is at another one."""
-    return signed(signer, PROGRESS.cells(NAMES)[cell_of(signer.peer, of)], progress(step=says), 15.0)
-
-
-def summary(signer: Signer, beside: int = 0) -> RowSummary:
-    """Of the row of a peer, or one beside it."""
-    return RowSummary(
-        run_id=RUN_ID,
-        step=4,
-        round="ab",
-        rows=8,
-        row=(cell_of(signer.peer, 4) + beside) % 8,
-        able=(),
-        peers=1,
-        samples=1,
-        samples_per_second=1.0,
-        boundary_seconds=0.0,
-        addresses=(),
-        time=get_dht_time(),
-    )
-
-
 def plain(value: object) -> object:
     return value.model_dump() if isinstance(value, AnyRecord) else value
 
@@ -124,12 +96,6 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
         signed(asha, PROGRESS.key(NAMES), volunteers, PROGRESS.seconds),
         signed(asha, PROGRESS.shares(NAMES)[share_of(asha.peer)], progress(), 15.0),
         signed(asha, PROGRESS.key(NAMES), None, 15.0),
-        in_cell(asha, of=4, says=4),
-        in_cell(asha, of=EPOCH, says=EPOCH - AHEAD),
-        signed(asha, PROGRESS.cells(NAMES)[0], None, 15.0),
-        signed(asha, SUMMARIES.key(NAMES), summary(asha), 15.0),
-        signed(asha, SUMMARIES.copies(NAMES)[3], summary(asha), 15.0),
-        signed(organizer, PROGRESS.copies(NAMES)[3], progress(), 15.0),
         signed(asha, CONTRIBUTIONS.key(NAMES), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
         signed(asha, CONTRIBUTIONS.shares(NAMES)[share_of(asha.peer)], contribution(), 3600.0),
         signed(organizer, NOTICE.key(NAMES), notice, NOTICE.seconds),
@@ -140,31 +106,13 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
     assert keeper.strip_value(good[0]) == MSGPackSerializer.dumps(largest.model_dump())
 
 
-def other_epoch(signer: Signer) -> int:
-    """A step at which a peer is in another cell than at step 1."""
-    return next(step for step in range(0, 64 * EPOCH, EPOCH) if cell_of(signer.peer, step) != cell_of(signer.peer, 1))
-
-
-KINDS: dict[str, Kind[Any]] = {kind.record.wire: kind for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE, RELEASE)}
+KINDS: dict[str, Kind[Any]] = {kind.record.wire: kind for kind in (PROGRESS, CONTRIBUTIONS, NOTICE, RELEASE)}
 BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "no key of the run": ("does not have", lambda me: signed(me, "anything", progress(), 15.0)),
     "a key of another run": ("does not have", lambda me: signed(me, "other-0123456789abcdef_progress", progress(), 15)),
     "a share of others": (
         "for other peers",
         lambda me: signed(me, PROGRESS.shares(NAMES)[share_of(me.peer) - 1], progress(), 15.0),
-    ),
-    "a cell of others": ("in a cell of other peers", lambda me: in_cell(me, of=other_epoch(me), says=1)),
-    "a row of others": (
-        "that its author is not in",
-        lambda me: signed(me, SUMMARIES.key(NAMES), summary(me, beside=1), 15.0),
-    ),
-    "a copy of what not all ask for": (
-        "not of the organizer",
-        lambda me: signed(me, PROGRESS.copies(NAMES)[3], progress(), 15.0),
-    ),
-    "a copy of another row": (
-        "that its author is not in",
-        lambda me: signed(me, SUMMARIES.copies(NAMES)[3], summary(me, beside=1), 15.0),
     ),
     "another kind": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(NAMES), progress(), 15.0)),
     "another run": (

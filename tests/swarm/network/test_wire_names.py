@@ -13,7 +13,7 @@ from dedloc_kit.records.admission import Reached, Token
 from dedloc_kit.records.experts import HostOffer
 from dedloc_kit.records.orders import DecayOrder, Notice
 from dedloc_kit.records.position import Position
-from dedloc_kit.records.progress import Progress, RowSummary
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.record import Count, Record, SignedRecord
 from dedloc_kit.records.stages import StageOffer
 from dedloc_kit.records.steps import Contribution
@@ -41,7 +41,6 @@ from dedloc_kit.swarm.network.kinds import (
     RELEASE,
     SERVING,
     STAGES,
-    SUMMARIES,
 )
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import encode
@@ -81,9 +80,6 @@ GOLDEN: dict[str, SignedRecord] = {
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
     "0ed09423de963231": Notice(**RUN, time=1.5, refused=HASH[:8], step=3, round="cd"),
     "d8c74ce8e19557f5": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
-    "a6169391087bde49": RowSummary(
-        **RUN, **AT, rows=2, row=1, able=("QmAsha",), peers=2, boundary_seconds=0.2, addresses=(), time=1.5
-    ),
     "8e65abf9da92df65": StageOffer(**OFFER, stage=1, state="online"),
     "f43e182dcbee8a0d": HostOffer(**OFFER, state="online"),
     "57cff483f4e598a8": Serving(**OFFER, version="ef", form="bfloat16", begin=0, end=2, state="online"),
@@ -150,10 +146,9 @@ def test_the_link_of_a_step_does_not_change() -> None:
 
 
 def test_the_keys_of_the_directory_are_named_after_their_records() -> None:
-    kinds = (PROGRESS, SUMMARIES, SERVING, STAGES, HOSTS, CONTRIBUTIONS, NOTICE, RELEASE)
+    kinds = (PROGRESS, SERVING, STAGES, HOSTS, CONTRIBUTIONS, NOTICE, RELEASE)
     assert [kind.key(Names("demo-01")) for kind in kinds] == [
         "demo-01_progress",
-        "demo-01_row-summary",
         "demo-01_serving",
         "demo-01_stage-offer",
         "demo-01_host-offer",

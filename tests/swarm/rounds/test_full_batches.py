@@ -49,9 +49,6 @@ class Peer:
     def others(self) -> dict[str, Progress]:
         return self.seen
 
-    def is_near(self, peer: str) -> bool:
-        return True
-
     def report_now(self) -> None:
         self.news = True
 

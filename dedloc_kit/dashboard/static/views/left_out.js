@@ -24,17 +24,14 @@ function item() {
   return build("li", {}, build("details", {}, summary, build("ul")));
 }
 
-function fill(element, { step, time, count: all, some, rows = [] }) {
+function fill(element, { step, time, count: all, some }) {
   const [summary, names] = element.firstChild.children;
   setText(summary.firstChild, `Step ${count(step)}: ${plural(all, "peer")}`);
   setText(summary.lastChild, ago(time));
   const known = some.filter(({ name }) => name !== null);
   const same = tally(known);
-  const lines = [
-    ...rows.map((row, place) => ({ key: `row ${place}`, text: `a row of ${plural(row.peers, "peer")} ${row.why}` })),
-    ...some.map((peer) => ({ key: peer.peer, text: `${called(peer, same)} ${peer.why}` })),
-  ];
-  const more = rows.reduce((left, row) => left - row.peers, all - some.length);
+  const lines = some.map((peer) => ({ key: peer.peer, text: `${called(peer, same)} ${peer.why}` }));
+  const more = all - some.length;
   if (more > 0) lines.push({ key: "", text: `and ${plural(more, "more peer")}` });
   keyed(
     names,
