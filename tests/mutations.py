@@ -3505,13 +3505,6 @@ MUTATIONS = (
         "tests/swarm/hostile/test_catchup.py -k false_average",
     ),
     Mutation(
-        "of a missed average only the values are compared",
-        "swarm/transfer/contents.py",
-        'hashlib.sha256(len(self.metadata).to_bytes(8, "big") + self.metadata)',
-        "hashlib.sha256()",
-        "tests/swarm/hostile/test_catchup.py -k whatever_of_it",
-    ),
-    Mutation(
         "a donor gives a newcomer buffers that nobody has compared",
         "swarm/rounds/catchup.py",
         "loose = self._state.loose if self._checked else",

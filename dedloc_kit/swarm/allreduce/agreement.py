@@ -87,6 +87,8 @@ class Actions(Protocol):
 
     def tell(self, member: int, message: bytes) -> None: ...
 
+    def inquire(self, member: int, message: bytes) -> None: ...
+
     def tell_all(self, message: bytes) -> None: ...
 
     def assign(self, epoch: Epoch, reducers: Sequence[int]) -> None: ...
@@ -172,7 +174,7 @@ class Agreement:
         while len(waiting) > EARLY or sum(each for each, _ in waiting) > room:
             waiting.popleft()
         if not known:
-            self._actions.tell(member, wire.which(message.group))
+            self._actions.inquire(member, wire.which(message.group))
 
     def _decided_elsewhere(self, commit: Commit) -> None:
         """In another group: raises ValueError unless the commit is valid. This peer's own group is told."""

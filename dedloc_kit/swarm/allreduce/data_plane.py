@@ -78,11 +78,13 @@ class DataPlane:
         """The name of the average that was last to be made, and who reduced then."""
         self._reported: set[int] = set()
         self._shares: set[int] = set()
+        self._foreseen: Counted | None = None
+        self.assign(None, plan.reducers, ())
 
     def join(self, group: Group, options: Options, coordinator: str) -> None:
         """What comes from now on is for this group."""
         self._group, self._options, self._coordinator = group, options, coordinator
-        self._epoch = self._awaited = None
+        self._epoch = self._awaited = self._foreseen = None
 
     def assign(self, epoch: Epoch | None, reducers: Collection[int], gone: Collection[int]) -> None:
         """Another epoch: who reduces in it."""
@@ -94,6 +96,9 @@ class DataPlane:
         if epoch is not None:
             for member in range(len(self._plan.members)):
                 self.complete_if_whole(member)
+            self._foreseen = self._expected()
+            if self._foreseen is not None:
+                self.reducing.prepare(self._foreseen, sorted(self.parts.mine))
             self.foresee()
 
     # Parts
@@ -140,14 +145,20 @@ class DataPlane:
 
     # Averages
 
-    def foresee(self) -> None:
-        """Once everything of everybody is here, it is known what will be proposed: so lines go both ways at once."""
+    def _expected(self) -> Counted | None:
+        """What will be proposed if everybody's parts come: it is averaged meanwhile."""
         group, epoch = self._group, self._epoch
         if group is None or epoch is None or epoch.number != group.first or not self.parts.mine:
+            return None
+        entries = [entry for entry in group.members if entry.samples or entry.peer == self._coordinator]
+        return self._counted(group, entries)
+
+    def foresee(self) -> None:
+        """Once everything of everybody is here, it is known what will be proposed: so lines go both ways at once."""
+        if self._foreseen is None or self._group is None or self._awaited is not None:
             return
-        if self._awaited is None and {self._places[peer] for peer in group.peers} <= self._reported:
-            entries = [entry for entry in group.members if entry.samples or entry.peer == self._coordinator]
-            self.reducing.begin(self._counted(group, entries), sorted(self.parts.mine))
+        if {self._places[peer] for peer in self._group.peers} <= self._reported:
+            self.reducing.begin(self._foreseen, sorted(self.parts.mine))
 
     @property
     def owing(self) -> set[int]:

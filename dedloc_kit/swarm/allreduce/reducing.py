@@ -55,6 +55,7 @@ class Reducing:
         self._chunks: Sequence[int] = ()
         self._encoded: dict[int, bytes] = {}
         self._task: asyncio.Task[None] | None = None
+        self._sends = False
         self._news = asyncio.Event()
         self._links: dict[int, Link] = {}
         self._sending: dict[int, asyncio.Task[None]] = {}
@@ -74,8 +75,11 @@ class Reducing:
         """A member has received its next average."""
         self._meter.came(member)
 
-    def begin(self, counted: Counted, chunks: Sequence[int]) -> None:
-        """Average these chunks of these contributions, in place of others; what was averaged already stays."""
+    def prepare(self, counted: Counted, chunks: Sequence[int]) -> None:
+        """Average these chunks of these contributions as their parts come, in place of others, and keep the averages.
+
+        What was averaged already stays.
+        """
         if self._counted is None or counted.name != self._counted.name:
             self._encoded = {}
             self._coding.averaged.begin(float(sum(counted.weights.values())))
@@ -84,6 +88,12 @@ class Reducing:
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.create_task(self._reduce())
+
+    def begin(self, counted: Counted, chunks: Sequence[int]) -> None:
+        """The same, and send the averages to all members."""
+        if counted != self._counted or chunks != self._chunks or self._task is None:
+            self.prepare(counted, chunks)
+        self._sends = True
         for member, link in self._links.items():
             self._send_to(member, link)
 
@@ -94,6 +104,7 @@ class Reducing:
         self._stop_sending()
 
     def _stop_sending(self) -> None:
+        self._sends = False
         for task in self._sending.values():
             task.cancel()
         self._sending.clear()
@@ -108,7 +119,7 @@ class Reducing:
     def add(self, member: int, link: Link) -> None:
         """A member has come: it gets all averages of this peer."""
         self._links[member] = link
-        if self._counted is not None:
+        if self._sends:
             self._send_to(member, link)
 
     def drop(self, member: int) -> None:

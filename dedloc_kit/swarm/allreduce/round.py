@@ -82,7 +82,6 @@ class Round:
         watching = asyncio.create_task(self.watching.run())
         for member in (*self.plan.reducers, *self.forming.ranking[:1]):
             self.streams.connect(member)
-        self.data.assign(None, self.plan.reducers, ())
         try:
             self.form_if_due()
             await asyncio.shield(self._end)
@@ -253,6 +252,9 @@ class Round:
     def tell(self, member: int, message: bytes) -> None:
         self.streams.post(member, message)
 
+    def inquire(self, member: int, message: bytes) -> None:
+        self.streams.ask(member, message)
+
     def tell_all(self, message: bytes) -> None:
         self.streams.post_all(message)
 
@@ -302,11 +304,7 @@ class Round:
 
     def ask(self, peer: str, message: bytes) -> int | None:
         member = self._places.get(peer, self.me)
-        link = self.streams.to(member)
-        if member == self.me or link is None:
-            return None
-        link.post(message)
-        return member
+        return member if member != self.me and self.streams.ask(member, message) else None
 
     def gave_wrong(self, member: int) -> None:
         self.presence.blame(member, "gave another average than the one that was decided")

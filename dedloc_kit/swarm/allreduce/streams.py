@@ -67,16 +67,26 @@ class Streams:
         if member not in self._exchanges and member != self._me:
             self._exchanges[member] = asyncio.create_task(self._exchange(member))
 
-    def to(self, member: int) -> Link | None:
-        """A stream on which a member can be told something."""
-        return self.up.get(member) or self.down.get(member)
-
     def post(self, member: int, message: bytes) -> None:
-        """Tell a member something, as soon as there is a stream if one is being opened."""
-        if (link := self.to(member)) is not None:
+        """Tell a member something, as soon as there is a stream if one is being opened.
+
+        On the member's own stream if there is one: what is under way on a stream is lost when its opener closes it, and
+        this peer may be done next.
+        """
+        if (link := self.down.get(member) or self.up.get(member)) is not None:
             link.post(message)
         elif member in self._exchanges and not self._exchanges[member].done():
             self._waiting.setdefault(member, []).append(message)
+
+    def ask(self, member: int, message: bytes) -> bool:
+        """Ask a member something; returns whether there is a stream to it.
+
+        On this peer's own stream if there is one: it stays open until the answer is here.
+        """
+        link = self.up.get(member) or self.down.get(member)
+        if link is not None:
+            link.post(message)
+        return link is not None
 
     @property
     def reachable(self) -> bool:
@@ -105,7 +115,7 @@ class Streams:
 
     def reassure(self, member: int) -> None:
         """Say that this peer is still here."""
-        if (link := self.to(member)) is not None:
+        if (link := self.up.get(member) or self.down.get(member)) is not None:
             link.here()
 
     async def close(self) -> None:

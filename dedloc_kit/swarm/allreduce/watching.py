@@ -116,7 +116,7 @@ class Watching:
         if dead or now > self._asked + self._patience.usual:
             self._asked = now
             self._asks += 1
-            round.streams.post(done[self._asks % len(done)], bytes([Kind.ASK]))
+            round.streams.ask(done[self._asks % len(done)], bytes([Kind.ASK]))
 
     def _reassure(self) -> None:
         """Say that this peer is here: to whom it has sent everything, it may have to send more."""
