@@ -1,16 +1,17 @@
 """Where a peer is on the chain of commits, and what it has of the next batch."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from dedloc_kit.records.record import Count, RunId, SignedRecord, Time
+from dedloc_kit.records.record import Count, Digest, Record, RunId, Time
 
-Head = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+Term = Annotated[tuple[Count, Digest], Field(strict=False)]
+"""Number and link of the last reset on a branch."""
 
 
-class Position(SignedRecord):
-    """What a peer tells the directory every few seconds, signed.
+class Position(Record):
+    """What others need to know of a peer to take the next step with it; `Progress` tells it.
 
     :ivar term: number and link of the last reset on its branch
     :ivar step: the step that its branch decides next
@@ -26,13 +27,10 @@ class Position(SignedRecord):
     :ivar time: by its own clock, and later than in its last record even if that clock has jumped back
     """
 
-    wire: ClassVar[str] = "position"
-
     run_id: RunId
-    part: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Za-z._-]*$")] = ""
-    term: Annotated[tuple[Count, Head], Field(strict=False)]
+    term: Term
     step: Count
-    head: Head
+    head: Digest
     incarnation: Count
     samples: Count
     samples_per_second: Annotated[float, Field(ge=0, le=1e9)]
@@ -49,12 +47,12 @@ class Position(SignedRecord):
         return self.term, self.step
 
 
-def check_position(position: Position, run_id: str, part: str, most_samples: int) -> Position:
+def check_position(position: Position, run_id: str, most_samples: int) -> Position:
     """Raises ValueError unless it could be an honest peer's.
 
     :param most_samples: of one peer for one step
     """
-    if (position.run_id, position.part) != (run_id, part):
+    if position.run_id != run_id:
         raise ValueError("Position: of another run")
     if position.samples > most_samples:
         raise ValueError(f"Position: claims {position.samples} samples where {most_samples} are possible")

@@ -41,6 +41,12 @@ class Chain:
         return self.head.term, self.head.step
 
     @property
+    def last(self) -> Commit | None:
+        """The commit that led to the head; None after a reset, and where the chain begins."""
+        last = self._records[-1] if self._records else None
+        return last if isinstance(last, Commit) else None
+
+    @property
     def records(self) -> tuple[ChainRecord, ...]:
         return tuple(self._records)
 

@@ -262,7 +262,7 @@ class Gathering:
             missing &= self._batch.counting
         if self._me.client or now < search.open_until or missing:
             return False
-        alone = self._table.lonely and self._batch.full(frozenset(), now)
+        alone = self._table.lonely(now) and self._batch.full(frozenset(), now)
         return bool(search.followers or alone) and self._quorum(_members(self._me, search))
 
     def _end_window(self, search: _Search, left: float, now: float) -> list[Effect]:

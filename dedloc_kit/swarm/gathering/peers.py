@@ -11,8 +11,9 @@ from math import inf
 from dedloc_kit.records.position import Position
 from dedloc_kit.records.record import PeerId
 
-SILENT = 15.0
-"""Seconds: a peer that has told nothing new for so long is gone. Time in which no look succeeded does not count."""
+SILENT, MISSED = 15.0, 10.0
+"""Seconds: a peer that has told nothing new for so long is gone; or has missed a report. Time in which no look
+succeeded does not count."""
 REMEMBERED = 60.0
 """Seconds after which an old record of a peer that is gone is forgotten, so that its clock may have been set back."""
 MAX_GAP = 5.0
@@ -46,7 +47,7 @@ class PeerTable:
         self._peers: dict[PeerId, _Peer] = {}
         self.looks = 0
         self.looked, self._watched = inf, 0.0
-        self._anybody = 0.0
+        self._anybody = -inf
         self._suspects: dict[PeerId, float] = {}
         self._offences = Counter[PeerId]()
         self._backed_off: dict[PeerId, float] = {}
@@ -84,6 +85,17 @@ class PeerTable:
             known.delays.append(now - position.time)
             known.told_at = max(now - MAX_DELAY, position.time + min(known.delays))
 
+    def may_have_missed(self, found: Mapping[PeerId, Position | None]) -> bool:
+        """Whether a look that found this, and asked one node, may have missed news: others may know more."""
+        since = self._watched - MISSED
+
+        def is_old(peer: PeerId, known: Position, position: Position | None) -> bool:
+            silent = self._peers[peer].heard <= since
+            return position is not None and (position.time <= known.time if silent else position.time < known.time)
+
+        alive = self.alive().items()
+        return not found or any(peer not in found or is_old(peer, known, found[peer]) for peer, known in alive)
+
     def told_at(self, peer: PeerId) -> float:
         """When a peer told what it told last; rather too late than too early."""
         return self._peers[peer].told_at
@@ -98,15 +110,14 @@ class PeerTable:
             if peer.position is not None and peer.heard > since and not peer.left
         }
 
+    def believed(self) -> dict[PeerId, Position]:
+        """Those who are there, but for suspects."""
+        suspects = self._suspects
+        return {p: at for p, at in self.alive().items() if p not in suspects or suspects[p] < self.told_at(p)}
+
     def counted(self, now: float) -> dict[PeerId, Position]:
         """Those who are there, but for suspects and those who are backed off."""
-        suspects, backed_off = self._suspects, self._backed_off
-        return {
-            name: position
-            for name, position in self.alive().items()
-            if (name not in suspects or suspects[name] < self.told_at(name))
-            and (name not in backed_off or backed_off[name] <= now)
-        }
+        return {peer: at for peer, at in self.believed().items() if not self.backed_off(peer, now)}
 
     def backed_off(self, peer: PeerId, now: float) -> bool:
         """Whether its rounds have failed again and again."""
@@ -116,10 +127,13 @@ class PeerTable:
         """Those of these peers that said that they leave."""
         return frozenset(peer for peer in peers if peer in self._peers and self._peers[peer].left)
 
-    @property
-    def lonely(self) -> bool:
-        """Whether looks have found nobody for as long as a record lives, or ever."""
-        return self.looks > 0 and self._watched - self._anybody >= SILENT
+    def lonely(self, now: float) -> bool:
+        """Whether looks, the last one just now, have found nobody for as long as a record lives, or ever."""
+        return self.looks > 0 and now - self.looked <= SILENT <= self._watched - self._anybody
+
+    def line_was_down(self) -> None:
+        """That looks have found nobody says nothing."""
+        self._anybody = self._watched
 
     # Who is not counted
 

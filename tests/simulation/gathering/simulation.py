@@ -295,7 +295,7 @@ class Process:
         match message:
             case Stream(number, Join() as join):
                 try:
-                    check_position(join.position, RUN, "", 64 * self.sim.wanted)
+                    check_position(join.position, RUN, 64 * self.sim.wanted)
                 except ValueError:
                     return
                 self.from_follower[source] = number
@@ -503,7 +503,7 @@ class GatheringSimulation:
         known = self._parsed.get(id(value))
         if known is None:
             try:
-                known = value, check_position(Position.parse(value), RUN, "", 64 * self.wanted)
+                known = value, check_position(Position.parse(value), RUN, 64 * self.wanted)
             except ValueError as error:
                 known = value, error
             self._parsed[id(value)] = known

@@ -269,15 +269,22 @@ def test_a_member_that_has_missed_the_group_is_told_again() -> None:
     assert me.asked_by("b") == [Answer("b", NO)], "the others have begun without it"
 
 
-def test_a_peer_that_is_alone_stands_alone_once_it_has_looked_for_a_while() -> None:
+def test_a_peer_that_never_saw_anyone_stands_alone_once_it_has_looked() -> None:
     me = Peer("")
     assert me.do(Tick()) == []
+    assert peers(me.hear(())) == [{"me"}]
+
+
+def test_a_peer_whose_others_are_gone_stands_alone_once_it_has_looked_for_a_while() -> None:
+    me = Peer("", samples=0)
+    me.hear("b")
+    me.batch.mine = me.position(10)
     effects = list[Effect]()
-    while not effects and me.at < 60:
+    while not peers(effects) and me.at < 60:
         me.at += 1
         effects = me.hear(())
     assert peers(effects) == [{"me"}]
-    assert 10 < me.at < 20
+    assert 15 < me.at < 35
 
 
 def test_a_peer_that_cannot_fill_the_batch_alone_does_not_stand_alone() -> None:

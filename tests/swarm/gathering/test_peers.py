@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from dedloc_kit.records.position import Position, check_position
-from dedloc_kit.swarm.gathering.peers import MAX_PEERS, REMEMBERED, SILENT, PeerTable
+from dedloc_kit.swarm.gathering.peers import MAX_PEERS, MISSED, REMEMBERED, SILENT, PeerTable
 from tests.swarm.gathering.positions import position
 
 
@@ -133,22 +133,60 @@ def test_a_peer_does_not_see_itself() -> None:
 
 def test_a_peer_is_lonely_if_looks_find_nobody_for_a_while_or_ever() -> None:
     table = PeerTable("me")
-    assert not table.lonely, "it has not looked"
-    looks(table, 0, SILENT, {})
-    assert table.lonely
+    assert not table.lonely(0), "it has not looked"
+    table.look({}, 0)
+    assert table.lonely(0)
+    assert not table.lonely(SILENT + 1), "it looks no more"
     table.look({"a": position(16)}, 16)
-    assert not table.lonely
+    assert not table.lonely(16)
     looks(table, 17, 17 + SILENT, {})
-    assert not table.lonely, "it has just gone"
+    assert not table.lonely(17 + SILENT), "it has just gone"
     looks(table, 18 + SILENT, 18 + 2 * SILENT, {})
-    assert table.lonely
+    assert table.lonely(18 + 2 * SILENT)
+    table.line_was_down()
+    assert not table.lonely(18 + 2 * SILENT)
+    looks(table, 19 + 2 * SILENT, 19 + 3 * SILENT, {})
+    assert table.lonely(19 + 3 * SILENT)
+
+
+def test_a_machine_that_slept_is_not_lonely_before_it_has_looked_for_a_while() -> None:
+    table = PeerTable("me")
+    table.look({"a": position(0)}, 0)
+    table.look({}, 3600)
+    assert not table.lonely(3600)
+    looks(table, 3601, 3600 + 2 * SILENT, {})
+    assert table.lonely(3600 + 2 * SILENT)
 
 
 @pytest.mark.parametrize(
-    ("more", "wrong"), [({"run_id": "other"}, "run"), ({"part": "b"}, "run"), ({"samples": 9}, "claims 9")]
+    ("found", "missed"),
+    [
+        ({}, True),
+        ({"a": position(4)}, True),
+        ({"a": position(4), "b": None}, False),
+        ({"a": position(4), "b": position(0)}, False),
+        ({"a": position(3), "b": position(0)}, True),
+    ],
+    ids=["nobody", "one is missing", "it has left", "it tells nothing new", "an old record"],
 )
+def test_one_node_that_was_asked_may_know_less_than_others(found: Mapping[str, Position | None], missed: bool) -> None:
+    table = PeerTable("me")
+    table.look({"a": position(4), "b": position(0)}, 4)
+    assert table.may_have_missed(found) == missed
+
+
+def test_other_nodes_are_asked_about_a_peer_that_has_been_silent_for_too_long() -> None:
+    table, told = PeerTable("me"), {"a": position(0)}
+    looks(table, 0, MISSED - 1, told)
+    assert not table.may_have_missed(told)
+    looks(table, MISSED, MISSED, told)
+    assert table.may_have_missed(told)
+    assert not table.may_have_missed({"a": position(MISSED)})
+
+
+@pytest.mark.parametrize(("more", "wrong"), [({"run_id": "other"}, "run"), ({"samples": 9}, "claims 9")])
 def test_a_position_of_another_run_or_with_too_many_samples_is_refused(more: dict[str, object], wrong: str) -> None:
     good = position(0, samples=8)
-    assert check_position(good, "run", "", 8) == good
+    assert check_position(good, "run", 8) == good
     with pytest.raises(ValueError, match=wrong):
-        check_position(good.model_copy(update=more), "run", "", 8)
+        check_position(good.model_copy(update=more), "run", 8)

@@ -74,7 +74,6 @@ SCOPE: dict[str, Any] = {"scope": "ab" * 32, "root": "QmAsha"}
 GOLDEN: dict[str, SignedRecord] = {
     "a957f45606da94a3": Token(**RUN, peer="QmAsha", name="asha", time=1.5, expires=9.5),
     "ee689bf52918a62c": Reached(**RUN, peer="QmAsha", host="192.0.2.1", port=4001, time=1.5),
-    "9d178bf9907d9c45": POSITION,
     "40e86e9e0bf20197": Contribution(**GAVE),
     "216d3c6ad658c073": Pledged(**GAVE, **PLEDGED),
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
