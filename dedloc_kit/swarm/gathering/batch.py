@@ -8,10 +8,11 @@ after. A round begins when all of it is told. A part that was fixed too early is
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 from dedloc_kit.records.position import Position
 from dedloc_kit.records.record import PeerId
-from dedloc_kit.swarm.consensus.chain import Chain
+from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.gathering.peers import PeerTable
 
@@ -42,6 +43,18 @@ class Open:
     """What this peer computes is in the batch."""
 
 
+class ChainEnd(Protocol):
+    """Where this peer is on the chain: a `Chain`, or what is known of it elsewhere."""
+
+    @property
+    def head(self) -> Instance:
+        """The instance that is to be decided next."""
+
+    @property
+    def last(self) -> Commit | None:
+        """The commit that led to it; None after a reset, and where the chain begins."""
+
+
 Count = Callable[[Mapping[PeerId, Position]], int]
 
 
@@ -55,15 +68,28 @@ class BatchFilling:
 
     :ivar mine: where this peer is and what it has
     :ivar fixed: this peer's part is fixed
+    :ivar said: how many samples the batch has where others decide that, as the drivers of a pipeline do; infinity while
+        it is not known; None: a global batch
     """
 
     def __init__(
-        self, me: PeerId, mine: Position, chain: Chain, table: PeerTable, wanted: int, count: Count = claimed
+        self,
+        me: PeerId,
+        mine: Position,
+        chain: ChainEnd,
+        table: PeerTable,
+        global_batch: int,
+        count: Count = claimed,
+        overflow: bool = False,
     ) -> None:
-        """:param wanted: samples of a batch; :param count: how many samples count of what peers claim"""
+        """
+        :param count: how many samples count of what peers claim
+        :param overflow: a part is fixed only when its round begins, so that it holds all that was computed
+        """
         self._me, self.mine, self._chain, self._table = me, mine, chain, table
-        self._wanted, self._count = wanted, count
+        self._global_batch, self._count, self._overflow = global_batch, count, overflow
         self.fixed = False
+        self.said: float | None = None
         self._head = self._before = ""
         self._counting = frozenset[PeerId]()
         self._fixed_at = 0.0
@@ -81,11 +107,15 @@ class BatchFilling:
         return in_sync, late
 
     @property
+    def size(self) -> float:
+        """Samples of the batch."""
+        return self._global_batch if self.said is None else self.said
+
+    @property
     def counting(self) -> frozenset[PeerId]:
         """Peers that count in the last commit; none after a reset."""
         if self._head != self._chain.head.previous:
-            last = self._chain.records[-1:]
-            commit = last[0] if last and isinstance(last[0], Commit) else None
+            commit = self._chain.last
             self._head, self._before = self._chain.head.previous, "" if commit is None else commit.previous
             self._counting = frozenset(() if commit is None else (entry.peer for entry in commit.value.counted))
         return self._counting
@@ -93,9 +123,13 @@ class BatchFilling:
     def _told(self, others: Mapping[PeerId, Position]) -> int:
         return self._count({**others, self._me: self.mine})
 
+    def samples(self, now: float) -> int:
+        """What counts of what all have told toward the next step."""
+        return self._told(self.peers(now)[0])
+
     def full(self, members: Set[PeerId], now: float) -> bool:
         """Whether these and this peer have told a full batch."""
-        return self._told(_among(self.peers(now)[0], members)) >= self._wanted
+        return self._told(_among(self.peers(now)[0], members)) >= self.size
 
     # This peer's part
 
@@ -105,15 +139,19 @@ class BatchFilling:
         :param members: of the group that stands, if one does: the others bring nothing
         """
         self.mine = mine
+        if self._overflow:
+            return []
         in_sync, late = (_among(each, members) for each in self.peers(now))
         told, step = self._told(in_sync), self._chain.head.step
-        untold = self._untold(in_sync, late, now) if step >= self._distrusted_until else 0.0
-        if told + untold < self._wanted:
+        # Nobody has to guess where it is said what the batch holds: no more than that is computed.
+        guesses = step >= self._distrusted_until and self.said is None
+        untold = self._untold(in_sync, late, now) if guesses else 0.0
+        if told + untold < self.size:
             return self.open(mine)
         if not self.fixed:
             self.fixed, self._fixed_at = True, now
             return [Fix()]
-        if told < self._wanted and now > self._fixed_at + QUIET:
+        if told < self.size and now > self._fixed_at + QUIET:
             self._distrusted_until = step + DISTRUSTED_STEPS
         if now <= self._fixed_at + HELD:
             return []
@@ -125,6 +163,15 @@ class BatchFilling:
         self.mine = mine
         was, self.fixed = self.fixed, False
         return [Open()] if was else []
+
+    def is_ahead(self, later: int, now: float) -> bool:
+        """Whether this peer has computed its share of the batch after this one as well.
+
+        :param later: samples that it has computed for that one
+        """
+        mine, others = self.mine.samples_per_second, self._table.counted(now).values()
+        rate = mine + sum(at.samples_per_second for at in others)
+        return self.fixed and not self._overflow and mine > 0 and later * rate >= self._global_batch * mine
 
     def _untold(self, in_sync: Mapping[PeerId, Position], late: Mapping[PeerId, Position], now: float) -> float:
         """What the others have surely computed and not told yet; the late ones have computed as long as this peer."""
@@ -148,7 +195,7 @@ class BatchFilling:
         """Until the batch is full, if all go on as they did. A guess: a round begins with what was told."""
         in_sync, late = self.peers(now)
         told = {**late, **in_sync}
-        lacking = float(self._wanted - self._told(in_sync))
+        lacking = float(min(self.size, self._global_batch) - self._told(in_sync))
         for peer, at in told.items():
             lacking -= at.samples_per_second * min(MAX_PERIOD, max(0.0, now - self._table.told_at(peer)))
         return self._seconds_for(lacking, told)
@@ -162,7 +209,25 @@ class BatchFilling:
 
         :param called: another member has begun
         """
-        return called or self.full(members, now)
+        in_sync = _among(self.peers(now)[0], members)
+        samples, said = self._told(in_sync), self.said
+        if samples >= self.size or (called and said is None):
+            return True
+        # A peer that only follows is not told what the batch holds. It begins with those that know it, and if nobody
+        # calls it, once all that compute say that they have all of it.
+        ignorant = self.mine.follower and (said is None or math.isinf(said))
+        whole = samples >= self._global_batch and all(at.fixed or at.follower for at in in_sync.values())
+        return ignorant and (called or whole)
+
+    def lacks(self, members: Set[PeerId], now: float) -> bool:
+        """Whether this group has less than there is, of a batch that is said to be a short one.
+
+        It is short since a driver has died, or seems to have: it is taken with all samples that others of the swarm
+        have, or not yet.
+        """
+        brought, there = self._told(_among(self.peers(now)[0], members)), self.samples(now)
+        whole = brought >= max(self.size, self._global_batch)
+        return self.said is not None and not whole and brought < there and there >= self.size
 
     def look_period(self, now: float) -> float:
         """Seconds until the next look into the directory is of use."""
@@ -170,7 +235,7 @@ class BatchFilling:
         if math.isinf(left):
             return USUAL_PERIOD
         in_sync, late = self.peers(now)
-        whole = self._seconds_for(self._wanted, {**late, **in_sync})
+        whole = self._seconds_for(self._global_batch, {**late, **in_sync})
         shortest = min(USUAL_PERIOD, max(MIN_PERIOD, whole / LOOKS_PER_BATCH))
         return min(MAX_PERIOD, max(shortest, left / LOOKS_LEFT))
 

@@ -15,9 +15,8 @@ from math import inf
 
 from dedloc_kit.records.position import Position
 from dedloc_kit.records.record import PeerId
-from dedloc_kit.swarm.consensus.chain import Chain
 from dedloc_kit.swarm.consensus.records import MAX_MEMBERS
-from dedloc_kit.swarm.gathering.batch import POLL, BatchFilling
+from dedloc_kit.swarm.gathering.batch import POLL, BatchFilling, ChainEnd
 from dedloc_kit.swarm.gathering.messages import (
     Answer,
     Answered,
@@ -92,7 +91,7 @@ class Gathering:
     """
 
     def __init__(
-        self, me: Member, chain: Chain, table: PeerTable, batch: BatchFilling, times: GatheringTimes, random: Random
+        self, me: Member, chain: ChainEnd, table: PeerTable, batch: BatchFilling, times: GatheringTimes, random: Random
     ) -> None:
         self._me, self._chain, self._table, self._batch = me, chain, table, batch
         self._times, self._random = times, random

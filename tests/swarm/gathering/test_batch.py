@@ -160,3 +160,79 @@ def test_looks_are_often_near_the_end_of_the_batch_and_seldom_before() -> None:
     me.update(0, 10, rate=100.0)
     assert me.batch.look_period(0) == MIN_PERIOD
     assert 0 < me.batch.deadline(0) < 1
+
+
+def test_with_overflow_a_part_takes_in_all_until_its_round_begins() -> None:
+    me = Filling(overflow=True)
+    me.hear(0, a=position(0, samples=8))
+    assert me.update(0, 7) == []
+    assert me.batch.may_begin({"a"}, False, 0)
+    assert not me.batch.fixed
+
+
+# Where others say how many samples the batch has
+
+
+def test_nobody_guesses_where_it_is_said_what_the_batch_holds() -> None:
+    me = Filling()
+    me.batch.said = 10
+    me.hear(0, a=position(0, samples=4, samples_per_second=2.0, boundary_seconds=1.0))
+    assert me.update(5, 4) == []
+    assert me.update(5, 6) == [Fix()]
+
+
+@pytest.mark.parametrize(("said", "begins"), [(12, False), (10, True), (0, True), (inf, False)])
+def test_a_batch_holds_what_is_said(said: float, begins: bool) -> None:
+    me = Filling()
+    me.batch.said = said
+    me.hear(0, a=position(0, samples=5))
+    me.update(0, 5)
+    assert me.batch.fixed == me.batch.may_begin({"a"}, False, 0) == begins
+    assert me.batch.may_begin({"a"}, True, 0) == begins, "a peer that computes is told soon what the batch holds"
+
+
+def test_while_it_is_not_known_what_the_batch_holds_a_group_gathers_for_a_global_batch() -> None:
+    me = Filling()
+    me.batch.said = inf
+    me.hear(0, a=position(0, samples=5))
+    me.update(0, 2)
+    assert me.batch.seconds_left(0) == 3.0
+
+
+def test_a_follower_that_is_not_told_what_the_batch_holds_begins_once_it_is_called_or_all_say_that_they_have_it() -> (
+    None
+):
+    me = Filling()
+    me.batch.mine = position(0, follower=True)
+    me.batch.said = inf
+    me.hear(0, a=position(0, samples=8, fixed=True), b=position(0, samples=8), c=position(0, follower=True))
+    group = {"a", "b", "c"}
+    assert not me.batch.may_begin(group, False, 0)
+    assert me.batch.may_begin(group, True, 0)
+    me.hear(1, b=position(1, samples=8, fixed=True))
+    assert me.batch.may_begin(group, False, 1)
+    assert not me.batch.may_begin({"b"}, False, 1), "too few samples for a batch"
+
+
+@pytest.mark.parametrize(
+    ("said", "mine", "lacks"),
+    [(None, 3, False), (5, 3, True), (5, 8, False), (8, 3, True), (9, 3, False)],
+    ids=["not said", "short", "whole", "short, but the others have it", "nobody has it"],
+)
+def test_a_short_batch_is_not_taken_without_samples_that_others_have(said: int | None, mine: int, lacks: bool) -> None:
+    me = Filling()
+    me.batch.said = said
+    me.hear(0, a=position(0, samples=2), b=position(0, samples=3))
+    me.update(0, mine)
+    assert me.batch.lacks({"a"}, 0) == lacks
+    assert not me.batch.lacks({"a", "b"}, 0)
+
+
+def test_a_device_is_ahead_by_its_share_of_what_all_compute() -> None:
+    me = Filling()
+    me.hear(0, a=position(0, samples=6, samples_per_second=3.0))
+    me.update(0, 3, rate=2.0)
+    assert not me.batch.is_ahead(4, 0)
+    me.update(0, 4, rate=2.0)
+    assert not me.batch.is_ahead(3, 0)
+    assert me.batch.is_ahead(4, 0), "two fifths of the batch after this one"
