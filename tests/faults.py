@@ -122,7 +122,7 @@ def _boast_from(step: int) -> None:
         return said if said.step < step else said.model_copy(update=more)
 
     def reported(self: Tracker, mine: Progress, *rest: Any, **named: Any) -> None:
-        most = MAX_BATCHES * self._global_batch
+        most = MAX_BATCHES * self._run.global_batch
         report(self, mine if mine.step < step - 1 else mine.model_copy(update={"samples": most}), *rest, **named)
 
     def loaded(self: Gradients, flat: torch.Tensor) -> None:

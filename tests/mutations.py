@@ -4860,8 +4860,8 @@ MUTATIONS = (
     Mutation(
         "a peer claims any number of samples",
         "swarm/directory/tracker.py",
-        "if progress.samples > MAX_BATCHES * self._global_batch:",
-        "if progress.samples < 0:",
+        "MAX_BATCHES * self._run.global_batch",
+        "2**60",
         "tests/swarm/directory/test_tracker.py",
     ),
     Mutation(
@@ -5189,7 +5189,7 @@ MUTATIONS = (
     Mutation(
         "who is needed for a step stays away from it for longer and longer",
         "swarm/rounds/rounds.py",
-        "        self._suspicion.wait_for(needed)\n",
+        "        self._peers.need(needed)\n",
         "",
         "tests/swarm/rounds/test_rounds.py -k no_step_can_be_taken",
     ),
@@ -5398,15 +5398,15 @@ MUTATIONS = (
     ),
     Mutation(
         "the organizer's word does not count while rounds with it fail",
-        "swarm/directory/tracker.py",
-        "self.suspicion.backed_off() - {self.belief.organizer}",
-        "self.suspicion.backed_off()",
+        "swarm/directory/shared_table.py",
+        "self.backed_off() - {self._organizer}",
+        "self.backed_off()",
         "tests/swarm/directory/test_tracker.py -k its_word_counts",
     ),
     Mutation(
         "looks over a line that was down make a peer alone",
         "swarm/directory/tracker.py",
-        "            self._sightings.line_was_down()\n            return False\n",
+        "            self.peers.line_was_down()\n            return False\n",
         "            return False\n",
         "tests/swarm/directory/test_tracker.py -k line_that_was_down",
     ),
@@ -5973,8 +5973,8 @@ MUTATIONS = (
     Mutation(
         "a group waits for ever for samples that somebody outside of it has",
         "swarm/rounds/rounds.py",
-        "if lacking or self._tracker.gone(",
-        "if self._tracker.gone(",
+        "if lacking or self._peers.gone(",
+        "if self._peers.gone(",
         "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
     ),
     Mutation(
@@ -6274,7 +6274,7 @@ MUTATIONS = (
     Mutation(
         "gathering: what a suspect told before it failed counts",
         "swarm/gathering/peers.py",
-        "suspects[name] < self.told_at(name)",
+        "suspects[p] < self.told_at(p)",
         "True",
         "tests/swarm/gathering/test_peers.py -k suspect_counts",
     ),
@@ -6302,8 +6302,8 @@ MUTATIONS = (
     Mutation(
         "gathering: a round begins with what others have only seemed to compute",
         "swarm/gathering/batch.py",
-        "return called or self.full(members, now)",
-        "return called or self.fixed",
+        "if samples >= self.size or (",
+        "if self.fixed or (",
         "tests/swarm/gathering/test_batch.py -k surely",
     ),
     Mutation(

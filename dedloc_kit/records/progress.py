@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.position import Position, Term
 from dedloc_kit.records.record import (
     Address,
     Base64,
@@ -27,7 +28,8 @@ class Progress(SignedRecord):
     step: Count
     """The global step whose parameters the peer holds."""
     round: Digest
-    """The all-reduce that led to this step, so that peers whose paths parted find out."""
+    """The link of the commit or reset that led to it, so that peers whose paths parted find out."""
+    term: Term = (0, "")
     incarnation: Count = 0
     """Of its vote, which ends with its vote file; 0 if it has none. See `swarm/consensus/records.py`."""
     samples: Count
@@ -76,3 +78,9 @@ class Progress(SignedRecord):
     computed: Time = 0.0
     """When it finished its last microbatch; 0 before the first."""
     time: Time
+
+    @property
+    def position(self) -> Position:
+        """Where it is on the chain. Raises ValueError if no chain is so long."""
+        same = {name: value for name, value in vars(self).items() if name in Position.model_fields}
+        return Position.parse({**same, "step": self.step + 1, "head": self.round, "client": self.client_mode})

@@ -254,7 +254,7 @@ class _Work:
             gone.add(member.gone.get())
         if gone:
             me.optimizer.tracker.avoid(gone)
-            me.optimizer.tracker.suspicion.suspect(gone)
+            me.optimizer.tracker.peers.suspect(gone)
         if member.problem != self._problem:
             self._problem, self._plan_at = member.problem, 0.0
             tell_of_bare(self._problem, self._emit)

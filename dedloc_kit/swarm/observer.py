@@ -225,10 +225,10 @@ def watching(
     try:
         gate = entry.gate
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief)
+        tracker = Tracker(node, signer, run, initial_peers, Incidents(), belief)
         swarm = Observer(run, node, signer, tracker, belief)
         membership = NoticeFollower(
-            *(node, signer, tracker.reject, lambda gate: tracker.suspicion.refuse(gate.notice)),
+            *(node, signer, tracker.reject, lambda gate: tracker.peers.ban(gate.notice)),
             *(entry.identity, swarm.give_up),
         )
         tracker.look_every(LOOK_SECONDS)

@@ -236,7 +236,7 @@ def connected_to_drive(
         tracker = inside.tracker(run.of_stage(0), profile.session)
 
         def tell(gate: Gate) -> None:
-            tracker.suspicion.refuse(gate.notice)
+            tracker.peers.ban(gate.notice)
 
         follower = NoticeFollower(inside.node, entry.signer, tracker.reject, tell, entry.identity, give_up)
         tracker.look_every(DRIVER_LOOK_SECONDS)
@@ -314,9 +314,7 @@ class _Inside:
     def tracker(self, run: RunConfig, session: str) -> Tracker:
         signer, gate = self.entry.signer, self.entry.gate
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
-        return Tracker(
-            self.node, signer, run.run_id, run.global_batch, self.initial_peers, self.incidents, belief, session
-        )
+        return Tracker(self.node, signer, run, self.initial_peers, self.incidents, belief, session)
 
 
 @contextmanager
@@ -349,7 +347,7 @@ def _taking_part(inside: _Inside, parts: Sequence[SwarmPeer]) -> Iterator[Sequen
     def tell(gate: Gate) -> None:
         for part in parts:
             part.exchange.host.call(Gate.follow, gate.token, gate.notice)
-            part.optimizer.tracker.suspicion.refuse(gate.notice)
+            part.optimizer.tracker.peers.ban(gate.notice)
 
     def give_up(reason: Exception) -> None:
         for part in parts:

@@ -319,6 +319,11 @@ def belief(me: str = "me", organizer: str = "organizer", **said: Any) -> Belief:
     return Belief(me, organizer, lambda: Notice(run_id=RUN_ID, time=0.0, **said))
 
 
+def run_of(run_id: str = RUN_ID, global_batch: int = 10) -> Any:
+    """What a tracker needs of a run."""
+    return SimpleNamespace(run_id=run_id, global_batch=global_batch)
+
+
 def profile() -> Profile:
     """Of a volunteer that others can reach."""
     return Profile("ab", "x", "", "CPU", follower=False, client_mode=False, addresses=(), reached="", listed=False)

@@ -1,9 +1,8 @@
 """What became of a round."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
-
-from hivemind.utils import get_dht_time
 
 from dedloc_kit.records.steps import Absence, Carried, Contribution
 from dedloc_kit.swarm.consensus.records import Commit
@@ -34,8 +33,8 @@ class RoundResult:
     """See GlobalStep."""
     seconds: float = 0.0
     """What the all-reduce took."""
-    ended: float = field(default_factory=get_dht_time)
-    """When it was over (DHT time)."""
+    ended: float = field(default_factory=time.monotonic)
+    """When it was over, by the steady clock of this machine."""
     longest_silence: float = 0.0
     upload_rate: float | None = None
     """Bytes per second at which this peer's gradients came to the reducers; of a follower, its averages to the

@@ -15,14 +15,15 @@ from typing import Any
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.config.run import MAX_BATCHES
+from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.learning.train.state.state import Position
+from dedloc_kit.records.position import check_position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.sightings import DHT_TIMEOUT, FRESH_SECONDS, Sightings
-from dedloc_kit.swarm.directory.suspicion import Suspicion
+from dedloc_kit.swarm.directory.shared_table import DHT_TIMEOUT, FRESH_SECONDS, SharedTable
 from dedloc_kit.swarm.directory.twin import Twin
+from dedloc_kit.swarm.gathering.peers import SILENT
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
@@ -31,7 +32,7 @@ from dedloc_kit.swarm.network.node import Node
 
 HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
-TIME_TO_LIVE = 15.0
+TIME_TO_LIVE = SILENT
 """A peer that was silent for so long is gone."""
 SECONDS_PER_PEER, MAX_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
@@ -51,38 +52,39 @@ class Tracker(threading.Thread):
     :param incidents: told about records that are ignored
     :param belief: judges which step they prove
     :param session: names what this peer says of itself
+    :param now: a steady clock
+    :ivar peers: what is known of the others
     """
 
     def __init__(
         self,
         dht: Node,
         signer: Signer,
-        run_id: str,
-        global_batch: int,
+        run: RunConfig,
         known: Sequence[str],
         incidents: Incidents,
         belief: Belief,
         session: str = "",
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name="tracker", daemon=True)
-        self._dht, self._signer = dht, signer
-        self._global_batch = global_batch
+        self._dht, self._signer, self._run = dht, signer, run
         self.incidents, self.reject, self.belief = incidents, incidents.reject, belief
         self.connections = Connections(dht, signer.peer, known, dht.gate)
         self._directory = Directory(
-            dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
+            dht, PROGRESS, run.run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
         self.twin: Twin[Progress] = Twin(session, float(get_dht_time()))
-        self._sightings = Sightings(signer.peer, self._directory, self.twin, TIME_TO_LIVE)
+        self.peers = SharedTable(signer.peer, belief.organizer, self._directory, self.twin, now)
+        self.looked = math.nan
+        """When the directory last answered (DHT time); NaN before."""
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
         self._looks = threading.Thread(target=self._look_on, name="looks", daemon=True)
         self._wake, self._look_now = threading.Event(), threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
         self._dirty = self._news = self._report_now = False
         self._period = 0.0
-        self.suspicion = Suspicion(lambda: self._sightings.told)
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
 
     def report(self, mine: Progress, period: float) -> None:
@@ -95,7 +97,7 @@ class Tracker(threading.Thread):
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now, self._news = False, self._news or news
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
-            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._sightings.told))
+            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self.peers.alive()))
         if news:
             self._wake.set()
 
@@ -109,27 +111,12 @@ class Tracker(threading.Thread):
         self._report_now = True
 
     def others(self) -> dict[str, Progress]:
-        """Everyone else who is alive and not under suspicion, by peer id.
-
-        The organizer counts whenever it speaks, also while rounds with it fail again and again: what it says is how
-        this peer knows how far the swarm is.
-        """
-        backed_off = self.suspicion.backed_off() - {self.belief.organizer}
-        return {
-            peer: progress
-            for peer, progress in self._sightings.alive().items()
-            if self.suspicion.counts(peer, progress.time) and peer not in backed_off
-        }
-
-    def gone(self, peers: Collection[str]) -> frozenset[str]:
-        """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
-        report."""
-        left = self._sightings.left
-        return frozenset(peer for peer in peers if peer in left or self.suspicion.refuses(peer))
+        """Everyone else who is alive and neither suspected nor backed off; the organizer whenever it speaks."""
+        return self.peers.others()
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
-        return not all(map(self.suspicion.refuses, self._sightings.alive()))
+        return bool(self.peers.alive())
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -137,10 +124,10 @@ class Tracker(threading.Thread):
         That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
         find its connections dead. Nor do looks count that were made while the line was down.
         """
-        if not self._sightings.lonely() or self.anyone():
+        if not self.peers.lonely() or self.anyone():
             return False
         if self.connections.cut_off():
-            self._sightings.line_was_down()
+            self.peers.line_was_down()
             return False
         return True
 
@@ -165,11 +152,6 @@ class Tracker(threading.Thread):
         """The global step that this peer holds, as it last reported, and the round that led to it."""
         return None if self._mine is None else (self._mine.step, self._mine.round)
 
-    @property
-    def looked(self) -> float:
-        """When the directory last answered (DHT time); NaN before."""
-        return self._sightings.looked
-
     def has_node(self) -> bool:
         """Does the directory's process still run?"""
         return bool(self._dht.is_alive())
@@ -180,16 +162,13 @@ class Tracker(threading.Thread):
 
     def refresh(self) -> None:
         """Fetch everyone's progress now."""
-        with self._looking:
-            if self._sightings.look():
-                for reason, count in self._dht.refused(DHT_TIMEOUT).items():
-                    self.reject(reason, count)
-        now = float(get_dht_time())
-        self._sightings.note(self.anyone(), now)
-        alive = {peer for peer in self._sightings.alive() if not self.suspicion.refuses(peer)}
+        if self.peers.look():
+            for reason, count in self._dht.refused(DHT_TIMEOUT).items():
+                self.reject(reason, count)
+        self.looked = float(get_dht_time())
         if (organizer := self.others().get(self.belief.organizer)) is not None:
             self.belief.hear(organizer)
-        self.belief.see(alive, now)
+        self.belief.see(self.peers.alive().keys(), self.looked)
         self._doubt_claims()
 
     def _doubt_claims(self) -> None:
@@ -205,8 +184,7 @@ class Tracker(threading.Thread):
     def _check(self, progress: Progress) -> None:
         if progress.time > get_dht_time() + TIME_TO_LIVE:
             raise ValueError("Progress: from the future")
-        if progress.samples > MAX_BATCHES * self._global_batch:
-            raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
+        check_position(progress.position, self._run.run_id, MAX_BATCHES * self._run.global_batch)
 
     def run(self) -> None:
         self._looks.start()
@@ -235,7 +213,7 @@ class Tracker(threading.Thread):
 
     def _look(self) -> None:
         self.refresh()
-        self.connections.keep(self._sightings.alive())
+        self.connections.keep(self.peers.alive())
 
     def _try(self, what: Callable[..., object], *given: object) -> bool:
         """Did it succeed? The directory may be slow or gone for a while, and this peer outlives that."""
@@ -297,4 +275,4 @@ class Tracker(threading.Thread):
             self._store(mine.model_copy(update={"time": get_dht_time()})).result(STORE_SECONDS)
 
     def _store(self, mine: Progress | None) -> Any:
-        return self._directory.store(self._signer, mine, peers=len(self._sightings.told))
+        return self._directory.store(self._signer, mine, peers=len(self.peers.alive()))

@@ -96,6 +96,9 @@ class PeerTable:
         alive = self.alive().items()
         return not found or any(peer not in found or is_old(peer, known, found[peer]) for peer, known in alive)
 
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._peers
+
     def told_at(self, peer: PeerId) -> float:
         """When a peer told what it told last; rather too late than too early."""
         return self._peers[peer].told_at

@@ -290,8 +290,8 @@ class CatchUp:
             if certain or witnesses.verdict == "unproven":
                 # What they say of a newer state must not hold us up for ever. But without the organizer's word we would
                 # not even know that there is one: however often it fails over a bad line, it counts when it speaks.
-                self._tracker.suspicion.suspect(set(donors) - {self._tracker.belief.organizer})
-                self._tracker.suspicion.doubt(donors)
+                self._tracker.peers.suspect(set(donors) - {self._tracker.belief.organizer})
+                self._tracker.peers.doubt(donors)
             return witnesses.verdict
         return "right" if self._took_over(found, wanted.step, None if certain else witnesses) else witnesses.verdict
 
@@ -335,7 +335,7 @@ class CatchUp:
         """These donors have sent a state that is wrong: one of them, or all."""
         if len(donors) == 1:
             self._liars.update(donors)
-            self._tracker.suspicion.suspect(donors)
+            self._tracker.peers.suspect(donors)
         self._one_by_one = True
 
     def _donors(self, wanted: Position) -> list[str]:

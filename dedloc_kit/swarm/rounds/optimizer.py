@@ -547,6 +547,7 @@ class CollaborativeOptimizer:
                 run_id=self.run.run_id,
                 step=self.step,
                 round=self.state.round,
+                term=self.branch.term,
                 incarnation=self.branch.incarnation,
                 samples=self.samples,
                 samples_per_second=min(1e9, self.samples_per_second),

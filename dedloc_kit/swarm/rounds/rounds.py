@@ -52,7 +52,7 @@ class Rounds:
         self._run, self._state, self._branch = state.run, state, branch
         self._accumulator, self._counter = accumulator, accumulator.counter
         self._averager, self._grouping = exchange.averager, exchange.grouping
-        self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
+        self._tracker, self._peers, self._incidents = tracker, tracker.peers, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
         self.counting = Counting(exchange.grouping.weigh, signer.peer)
@@ -138,7 +138,7 @@ class Rounds:
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
         # Before the batch seems full: it is not without those who are not counted.
         needed = self._branch.needed(expected.keys())
-        self._suspicion.wait_for(needed)
+        self._peers.need(needed)
         if left > self._timeouts.lead or needed:
             return
         # Cut off, or the others are busy: a step on our own would part our ways.
@@ -155,7 +155,7 @@ class Rounds:
             after=after,
             leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
             expected=self._sought.peers,
-            unwelcome=self._suspicion.backed_off(),
+            unwelcome=self._peers.backed_off(),
             window=self._timeouts.window + 2 * boundary,
             open_for=self._sought.open_for,
             bandwidth=self._timeouts.bandwidth,
@@ -236,7 +236,7 @@ class Rounds:
         whole = self._full(samples) and samples >= self._run.global_batch
         lacking = self.batch.is_said and not whole and samples < (swarm := self.swarm_samples()) and self._full(swarm)
         # Without those who leave the group cannot average, and one half of a swarm must not.
-        if lacking or self._tracker.gone(members & self._sought.awaited) or self._branch.needed(members):
+        if lacking or self._peers.gone(members & self._sought.awaited) or self._branch.needed(members):
             self._averager.call_off(group)
         elif self._full(samples) or (group.called and self._may_follow) or self._full_for_all(samples, in_sync):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
@@ -302,7 +302,7 @@ class Rounds:
         match outcome.outcome:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
-                self._suspicion.trust(outcome.contributions)
+                self._peers.trust(outcome.contributions)
                 self._blame(outcome)
                 self._missing.note(outcome, self._sought.awaited, members)
                 self.left_out = self._missing.left_out(outcome.contributions)
@@ -313,7 +313,7 @@ class Rounds:
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 fewer = {p for p, c in brought if p in others and c.samples < others[p].samples}
-                self._suspicion.suspect(fewer | less)
+                self._peers.suspect(fewer | less)
                 self._blame(outcome)
                 if outcome.offered:
                     self._accumulator.mark_unconfirmed(outcome.offered)
@@ -326,7 +326,7 @@ class Rounds:
         self._timeouts.failed(begun=begun)
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
-            self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
+            self._peers.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.offered:
@@ -336,6 +336,6 @@ class Rounds:
 
     def _blame(self, outcome: RoundResult) -> None:
         """Who was gone in a round, or did harm to it, whether it went on or not."""
-        self._suspicion.suspect(outcome.culprits, outcome.ended)
-        self._suspicion.doubt(outcome.named - outcome.culprits, outcome.ended)
+        self._peers.suspect(outcome.culprits, outcome.ended)
+        self._peers.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.avoid(outcome.named | outcome.culprits)

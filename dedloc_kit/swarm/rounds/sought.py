@@ -17,7 +17,7 @@ class Sought:
 
     def __init__(self, state: TrainingState, tracker: Tracker, grouping: Grouping) -> None:
         self._state, self._tracker, self._grouping = state, tracker, grouping
-        self._suspicion = tracker.suspicion
+        self._peers = tracker.peers
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
         self.awaited: frozenset[str] = frozenset()
         """Who was expected when this peer began to look for its group."""
@@ -33,13 +33,13 @@ class Sought:
 
     def in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
+        in_sync, backed_off = self._tracker.at(*self._state.position), self._peers.backed_off()
         return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
 
     def late(self) -> dict[str, Progress]:
         """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
         others, before = self._tracker.others(), self._state.step - 1
-        able = self._last_members & others.keys() - self._suspicion.backed_off()
+        able = self._last_members & others.keys() - self._peers.backed_off()
         return {p: others[p] for p in able if others[p].step == before}
 
     def expected(self) -> dict[str, Progress]:
@@ -79,4 +79,4 @@ class Sought:
 
     def stood(self, members: Collection[str]) -> None:
         """The group stood with these members: who was awaited and is not there does not count until it speaks again."""
-        self._suspicion.suspect(self.awaited.difference(members))
+        self._peers.suspect(self.awaited.difference(members))

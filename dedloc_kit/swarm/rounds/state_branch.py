@@ -12,6 +12,7 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.entries import EntryReader
 from dedloc_kit.swarm.chain.branch import Branch, Followed, Head
+from dedloc_kit.swarm.consensus.instance import Term
 from dedloc_kit.swarm.consensus.records import Commit, Voter
 from dedloc_kit.swarm.consensus.resets import Position
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -52,6 +53,11 @@ class StateBranch:
     def incarnation(self) -> int:
         """Of this peer's vote; 0 if it has none."""
         return 0 if self._head is None else self._head.incarnation
+
+    @property
+    def term(self) -> Term:
+        """Number and link of the last reset."""
+        return (0, "") if self._head is None else self._head.instance.term
 
     def begin(self) -> None:
         """Take part with the state that this peer holds. Raises ValueError if nothing says where that is in the chain;
@@ -133,9 +139,8 @@ class StateBranch:
         """Of the organizer's peer: sign a reset if the electorate is gone; whether it did."""
         if self._head is None:
             return False
-        term = self._head.instance.term
         positions = {
-            peer: Position(term, told.step + 1, told.round, told.samples, Voter(peer, told.incarnation))
+            peer: Position(told.term, told.step + 1, told.round, told.samples, Voter(peer, told.incarnation))
             for peer, told in others.items()
         }
         head = self._host.call(Branch.look, positions, self.digest).result()

@@ -15,13 +15,14 @@ from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.sightings import SILENT_SECONDS, WIDE_LOOK
+from dedloc_kit.swarm.directory.shared_table import WIDE_LOOK
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.gathering.peers import MISSED, SILENT
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from tests.identities import an_identity
-from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
+from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, run_of, wait_until
 
 
 class Spotty(PlainDHT):
@@ -44,7 +45,7 @@ class Spotty(PlainDHT):
 
 
 def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(), belief(signer.peer, organizer))
+    return Tracker(dht, signer, run_of(), (), Incidents(), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -72,7 +73,7 @@ def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_oth
     assert set(me.others()) == {other.peer, newcomer.peer}
 
 
-@pytest.mark.parametrize("ago", [SILENT_SECONDS + 1.0, None], ids=["an old record", "no record"])
+@pytest.mark.parametrize("ago", [MISSED + 1.0, None], ids=["an old record", "no record"])
 def test_a_peer_is_not_gone_because_one_node_did_not_hear_of_it(tmp_path: Path, ago: float | None) -> None:
     dht: Any = Spotty()
     mine, other = (Signer(an_identity(tmp_path / name)) for name in ("mine", "other"))
@@ -82,7 +83,7 @@ def test_a_peer_is_not_gone_because_one_node_did_not_hear_of_it(tmp_path: Path, 
     me.refresh()
     dht.unheard = {other.subkey: old}
     me.refresh()
-    assert get_dht_time() - me.others()[other.peer].time < SILENT_SECONDS
+    assert get_dht_time() - me.others()[other.peer].time < MISSED
     assert dht.asked_several == 2
 
 
@@ -116,11 +117,12 @@ class Hanging(PlainDHT):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hangs, self.ends = threading.Event(), threading.Event()
+        self.hangs, self.waits, self.ends = threading.Event(), threading.Event(), threading.Event()
 
     def get(self, key: str, **how: object) -> Any:
         found = super().get(key, **how)
         if self.hangs.is_set():
+            self.waits.set()
             return SimpleNamespace(result=lambda timeout: self.ends.wait() and found.result(timeout))
         return found
 
@@ -134,7 +136,7 @@ def test_a_peer_tells_that_it_is_there_though_a_look_does_not_end(
     me.report(progress(run_id=RUN_ID, samples=1, time=get_dht_time()), period=0.01)
     me.start()
     dht.hangs.set()
-    wait_until(lambda: me._looking.locked(), "it looks no more")
+    wait_until(dht.waits.is_set, "it looks no more")
     for samples in (2, 3):
         me.report(progress(run_id=RUN_ID, samples=samples, time=get_dht_time()), period=0.01)
         wait_until(partial(_told, dht, samples), "it waits for its look", deadline=20.0)
@@ -165,7 +167,7 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     dht: Any = Spotty()
     mine, honest, boasts = (Signer(an_identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
     batch = 10
-    me = Tracker(dht, mine, RUN_ID, batch, (), Incidents(), belief(mine.peer))
+    me = Tracker(dht, mine, run_of(global_batch=batch), (), Incidents(), belief(mine.peer))
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
     for signer, samples in ((honest, MAX_BATCHES * batch), (boasts, MAX_BATCHES * batch + 1)):
         directory.store(signer, progress(samples=samples), peers=1)
@@ -181,7 +183,7 @@ def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_d
     dht: Any = Spotty()
     mine, other = (Signer(an_identity(tmp_path / name)) for name in ("mine", "other"))
     me = a_tracker(dht, mine)
-    for failing, back in ((me.suspicion.doubt, True), (me.suspicion.suspect, False)):
+    for failing, back in ((me.peers.doubt, True), (me.peers.suspect, False)):
         for _ in range(3):
             says(dht, other)
             me.refresh()
@@ -199,24 +201,29 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     for _ in range(4):
         says(dht, organizer)
         me.refresh()
-        me.suspicion.suspect({organizer.peer})
+        me.peers.suspect({organizer.peer})
     assert not me.others(), "not what it said before"
     says(dht, organizer)
     me.refresh()
-    assert me.others().keys() == me.suspicion.backed_off() == {organizer.peer}
+    assert me.others().keys() == me.peers.backed_off() == {organizer.peer}
 
 
 def test_a_peer_left_behind_by_a_step_remembers_that_the_organizer_has_taken_it(tmp_path: Path) -> None:
     dht: Any = Spotty()
     mine, companion, organizer = (Signer(an_identity(tmp_path / name)) for name in ("mine", "companion", "organizer"))
-    me = a_tracker(dht, mine, organizer.peer)
+    now = 0.0
+    me = Tracker(dht, mine, run_of(), (), Incidents(), belief(mine.peer, organizer.peer), now=lambda: now)
     me.belief.took(3, get_dht_time(), {mine.peer: 5, companion.peer: 5})
     before, there = Position(3, "aa"), Position(progress().step, progress().round)
     for signer in (companion, organizer):
         says(dht, signer)
     me.refresh()
     dht.keys[f"{RUN_ID}_progress"].pop(organizer.subkey)
-    me.refresh()
+    while organizer.peer in me.others():
+        now += 1.0
+        assert now < 2 * SILENT
+        says(dht, companion)
+        me.refresh()
     assert me.others().keys() == {companion.peer}
     assert me.newest(before) == there, "else the two would wait for each other until the organizer is back"
 

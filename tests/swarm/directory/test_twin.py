@@ -20,7 +20,7 @@ from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from tests.identities import an_identity
-from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, wait_until
+from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, run_of, wait_until
 from tests.tiny import tiny_run
 
 SLOW = {"TINY_PAUSE": "0.2"}
@@ -59,7 +59,7 @@ def test_two_that_began_in_the_same_moment_come_to_one_answer() -> None:
 
 def a_tracker(dht: Any, signer: Signer, session: str) -> Tracker:
     mine = belief(signer.peer)
-    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(), mine, session)
+    return Tracker(dht, signer, run_of(), (), Incidents(), mine, session)
 
 
 def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before_each_look(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
     config = PeerConfig(folder=tmp_path / "node", swarm_host="127.0.0.1")
     identity = an_identity(config.folder / "identity.key")
     node = open_node(config, identity, gate=gate_of(identity, OPEN.run_id))
-    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(), belief())
+    tracker = Tracker(node, Signer(identity), OPEN, (), Incidents(), belief())
     try:
         tracker.look_every(0.1)
         with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:
@@ -376,7 +376,7 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
         assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)
     node = bob.start(around)
     known = swarm.invitation.peers
-    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, Incidents(), belief())
+    tracker = Tracker(node, bob.signer, BY_CODE, known, Incidents(), belief())
     try:
         tracker.report(
             progress(

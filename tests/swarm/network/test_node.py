@@ -33,7 +33,7 @@ from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from tests.swarm.harness import RUN_ID as RUN
-from tests.swarm.harness import belief, open_node, progress, wait_until
+from tests.swarm.harness import belief, open_node, progress, run_of, wait_until
 
 Start = Callable[..., tuple[Node, Signer]]
 
@@ -232,7 +232,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     first, signer = start()
     second, other = start(addresses_of(first))
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), Incidents(), belief(who.peer))
+        Tracker(node, who, run_of(RUN, 64), (), Incidents(), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:
@@ -242,26 +242,26 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         wait_until(lambda: other.peer in mine.others(), "the other's progress did not arrive")
         assert mine.others()[other.peer].samples == 3
 
-        mine.suspicion.suspect({other.peer})
+        mine.peers.suspect({other.peer})
         assert other.peer not in mine.others()
         assert mine.anyone(), "it is still alive"
         theirs.report(progress(run_id=RUN, samples=4), 0.1)
         wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
 
-        failed = get_dht_time() + 1.0
-        mine.suspicion.suspect({other.peer}, since=failed)
+        failed = time.monotonic() + 1.0
+        mine.peers.suspect({other.peer}, since=failed)
         for samples in range(5, 15):
             theirs.report(progress(run_id=RUN, samples=samples), 0.1)
             time.sleep(0.05)
             counted = other.peer in mine.others()
-            assert not counted or get_dht_time() > failed, "what it said before it failed does not count"
-        wait_until(lambda: get_dht_time() > failed, "time stands still")
+            assert not counted or time.monotonic() > failed, "what it said before it failed does not count"
+        wait_until(lambda: time.monotonic() > failed, "time stands still")
         theirs.report(progress(run_id=RUN, samples=15), 0.1)
         wait_until(lambda: other.peer in mine.others(), "what it says after it failed counts")
 
         theirs.leave()
         wait_until(lambda: not mine.anyone(), "who left is still waited for")
-        assert mine.gone({other.peer, "another"}) == {other.peer}
+        assert mine.peers.gone({other.peer, "another"}) == {other.peer}
         second.store(
             f"{RUN}_progress",
             subkey=other.subkey,

@@ -78,7 +78,7 @@ GOLDEN: dict[str, SignedRecord] = {
     "216d3c6ad658c073": Pledged(**GAVE, **PLEDGED),
     "226932a7912446b0": DecayOrder(**RUN, steps=100, rewound=0),
     "0ed09423de963231": Notice(**RUN, time=1.5, refused=HASH[:8], step=3, round="cd"),
-    "d8c74ce8e19557f5": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
+    "6c0e46e964366102": Progress(**OFFER, **AT, boundary_seconds=0.2, sketch=(1.5, -2.0), follower=False),
     "8e65abf9da92df65": StageOffer(**OFFER, stage=1, state="online"),
     "f43e182dcbee8a0d": HostOffer(**OFFER, state="online"),
     "57cff483f4e598a8": Serving(**OFFER, version="ef", form="bfloat16", begin=0, end=2, state="online"),

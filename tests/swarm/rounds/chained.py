@@ -206,7 +206,7 @@ class Follower:
             proves=bool,
             reject=self.rejected.append,
             refresh=lambda: None,
-            suspicion=SimpleNamespace(suspect=lambda _: None, doubt=lambda _: None),
+            peers=SimpleNamespace(suspect=lambda _: None, doubt=lambda _: None),
         )
         self.branch = among.branch(self.state, signer, tracker)
         profile: Any = SimpleNamespace(client_mode=False)

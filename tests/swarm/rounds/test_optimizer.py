@@ -152,9 +152,7 @@ class Volunteer:
         self.averager = Averager(SharedVector(state.layout))
         me, self.organizer = (Signer(an_identity(folder / name)) for name in ("me", "organizer"))
         self.peer, self._directory = me.peer, Directory(dht, PROGRESS, run.run_id, reject=pytest.fail)
-        self.tracker = Tracker(
-            dht, me, run.run_id, BATCH, (), Incidents(), belief(me.peer, organizer=self.organizer.peer)
-        )
+        self.tracker = Tracker(dht, me, run, (), Incidents(), belief(me.peer, organizer=self.organizer.peer))
         transfers = SimpleNamespace(share=lambda _: None)
         self.host = Host(run.run_id, self.organizer.peer)
         exchange: Any = SimpleNamespace(

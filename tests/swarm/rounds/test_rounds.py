@@ -21,7 +21,6 @@ from dedloc_kit.records.steps import MAX_LOSS, Absence, Contribution, LeftOut, R
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -32,7 +31,7 @@ from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
 from tests.learning.train.by_hand import give
-from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
+from tests.swarm.harness import PlainDHT, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
 
 
@@ -87,7 +86,8 @@ class Peer:
     ) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
         self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
-        self._dht = cast(Any, PlainDHT())
+        self.dht, self.at = cast(Any, PlainDHT()), 0.0
+        """`at`: seconds of the clock by which it knows who is there."""
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.replica = Replica(state, torch.device("cpu"))
@@ -95,7 +95,7 @@ class Peer:
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(an_identity(folder / name)) for name in ("me", "other"))
         believed = belief(me.peer, self.other.peer if led else "organizer")
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), believed)
+        self.tracker = Tracker(self.dht, me, run, (), Incidents(), believed, now=lambda: self.at)
         self.peer, self.voters = me.peer, frozenset[str]()
         """Without most of whom no step is taken."""
         branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}))
@@ -119,9 +119,16 @@ class Peer:
         told = progress(
             **{"run_id": self._run_id, "step": 0, "round": "", "samples": samples or 0, "time": time} | more
         )
-        directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
+        directory = Directory(self.dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(who or self.other, told if samples is not None else None, peers=1)
+        self.at += 1.0
         self.tracker.refresh()
+
+    def hear_nothing_new(self, seconds: float) -> None:
+        """In looks of so long."""
+        for _ in range(math.ceil(seconds)):
+            self.at += 1.0
+            self.tracker.refresh()
 
 
 def a_receipt(step: int) -> Receipt:
@@ -133,7 +140,7 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     tmp_path: Path, leaves: bool, asked: str
 ) -> None:
     me = Peer(tmp_path)
-    me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
+    me.hear(5, time=get_dht_time())
     give(me.replica, samples=4)
     me.rounds.gather_if_due(samples_per_second=100.0)
     assert me.rounds.under_way
@@ -143,7 +150,8 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     if leaves:
         me.hear(None, time=get_dht_time())
     else:
-        wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+        me.hear_nothing_new(TIME_TO_LIVE)
+        assert not me.tracker.others()
     give(me.replica, samples=6)
     me.rounds.advance()
     assert me.averager.asked == [asked]
@@ -152,12 +160,13 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
 def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.averager.somebody_comes = False
-    me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
+    me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.rounds.advance()
     assert me.averager.asked == []
-    wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.hear_nothing_new(TIME_TO_LIVE)
+    assert not me.tracker.others()
     me.rounds.advance()
     assert me.averager.asked == ["call off"]
     assert not me.rounds.under_way, "the next search is for those who are there"
@@ -196,11 +205,12 @@ def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
+    early, me = Peer(tmp_path), Peer(tmp_path)
+    give(early.replica, samples=2)
+    early.hear(0, time=get_dht_time(), samples_per_second=2.0)
+    early.rounds.gather_if_due(samples_per_second=0.1)
+    assert not early.rounds.under_way, "eight samples are missing"
     give(me.replica, samples=2)
-    me.hear(0, time=get_dht_time(), samples_per_second=2.0)
-    me.rounds.gather_if_due(samples_per_second=0.1)
-    assert not me.rounds.under_way, "eight samples are missing"
     me.hear(0, time=get_dht_time() - 3.0, samples_per_second=2.0)
     me.rounds.gather_if_due(samples_per_second=0.1)
     assert me.rounds.under_way, "by now it has six more, and the last two come in a second"
@@ -291,43 +301,33 @@ def test_without_the_voters_of_the_last_step_nobody_gathers_and_a_group_is_calle
 
 
 def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    now = get_dht_time()
-    for module in (sightings, tracker):
-        monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
-    me.hear(5, time=now)
+    me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    now += 60.0  # asleep; meanwhile all that was known of the other one has lapsed
-    assert not me.tracker.others()
-    me.rounds.gather_if_due(samples_per_second=1.0)
-    for _ in range(4):
-        me.tracker.refresh()  # its connections are dead: it finds nobody
+    me.at += 3600.0
+    me.dht.keys.clear()  # its connections are dead: it finds nobody
+    for _ in range(int(TIME_TO_LIVE)):
+        me.hear_nothing_new(1.0)
         me.rounds.gather_if_due(samples_per_second=1.0)
-        assert not me.rounds.under_way
-        now += TIME_TO_LIVE / 4
-    me.hear(5, time=now)
-    assert not me.rounds.under_way
+        me.rounds.call_off()
+    assert not any(me.averager.alone)
+    me.hear(5, time=get_dht_time())
     me.rounds.gather_if_due(samples_per_second=1.0)
     assert me.rounds.under_way, "with the other one it gathers"
 
 
-def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = get_dht_time()
-    for module in (sightings, tracker):
-        monkeypatch.setattr(module, "get_dht_time", lambda: now)
+def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path) -> None:
     me = Peer(tmp_path)
-    me.hear(5, time=now)
+    me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    began = now
-    while not any(me.averager.alone) and now < began + 10 * TIME_TO_LIVE:
+    while not any(me.averager.alone) and me.at < 10 * TIME_TO_LIVE:
         me.rounds.gather_if_due(samples_per_second=1.0)
         me.rounds.call_off()
-        now += 4.0
-        me.tracker.refresh()
+        me.hear_nothing_new(4.0)
     assert me.averager.alone[-1]
-    assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
+    assert me.at > 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
 
 
 @pytest.mark.parametrize(("overlap", "oldest"), [(True, 4), (False, 0)])
@@ -475,7 +475,7 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
         me.rounds._group.members = frozenset({"QmOther"})  # type: ignore[misc]
         me.rounds.advance()
         assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: "did not come"}) if known else None)
-        me.tracker.suspicion.trust([me.other.peer])
+        me.tracker.peers.trust([me.other.peer])
 
 
 def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
         give(me.replica, samples=10)
         me.rounds.gather_if_due(samples_per_second=1.0)
         me.rounds.advance()
-        me.tracker.suspicion.trust([me.other.peer])
+        me.tracker.peers.trust([me.other.peer])
     assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
     me.rounds.stepped({})
     me.rounds.gather_if_due(samples_per_second=1.0)
@@ -505,10 +505,7 @@ def test_of_hundreds_that_are_left_out_some_are_named() -> None:
     assert LeftOut.of({}) is None
 
 
-def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and_none_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", 600.0)
+def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and_none_begins(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     lost = [Signer(an_identity(tmp_path / f"lost {number}")) for number in range(2)]
     me.voters = frozenset([me.other.peer, *(s.peer for s in lost), me.peer])
@@ -547,9 +544,10 @@ def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_
     me = Peer(tmp_path, led=True)
     me.voters = frozenset({me.other.peer if first else me.peer})
     monkeypatch.setattr(me.tracker, "alone", lambda: True)
-    me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 1.0)
+    me.hear(0, time=get_dht_time())
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
-    wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.hear_nothing_new(TIME_TO_LIVE)
+    assert not me.tracker.others()
     give(me.replica, samples=10)
     me.rounds.call_off()
     me.rounds.gather_if_due(samples_per_second=0.0)
@@ -562,7 +560,7 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
 ) -> None:
     me = Peer(tmp_path)
     more = [Signer(an_identity(tmp_path / f"other {number}")) for number in range(others - 1)]
-    failed, suspicion = me.other.peer, me.tracker.suspicion
+    failed, known = me.other.peer, me.tracker.peers
     me.voters = frozenset([failed, *(signer.peer for signer in more), me.peer])
     if mine:
         give(me.replica, samples=mine)
@@ -570,11 +568,11 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
     me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
     me.rounds.call_off()
     for _ in range(5):
-        suspicion.suspect([failed])
+        known.suspect([failed])
     for who in (me.other, *more):
         me.hear(10, time=get_dht_time(), who=who)
-    assert suspicion.backed_off() == {failed}
+    assert known.backed_off() == {failed}
     for _ in range(2):
         me.rounds.gather_if_due(samples_per_second=0.0)
     assert me.rounds.under_way
-    assert suspicion.backed_off() == (set() if others == 1 else {failed}), "three of four do without it"
+    assert known.backed_off() == (set() if others == 1 else {failed}), "three of four do without it"
