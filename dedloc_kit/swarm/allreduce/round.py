@@ -89,14 +89,15 @@ class Round:
             return self.agreement.commit
         finally:
             self.finish(RoundFailed("it was broken off"))
+            self.data.outbox.stop()
+            watching.cancel()
             if self._end.exception() is None:
                 self.streams.post_all(bytes([Kind.OVER]))
+                self.streams.end()
             else:
                 self.streams.post_all(self._gave_up())
                 self.data.reducing.stop()
-            self.data.outbox.stop()
-            watching.cancel()
-            await self.streams.close()
+                await self.streams.close()
 
     def finish(self, failure: Exception | None = None) -> None:
         """End it, unless it has ended."""

@@ -60,6 +60,7 @@ class Streams:
         self.over: set[int] = set()
         self._exchanges: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, list[bytes]] = {}
+        self._closing: asyncio.Task[None] | None = None
         self._limit = MAX_CHUNK_BYTES + 8 * wire.ENTRY_BYTES + wire.ENTRY_BYTES * len(plan.members)
 
     def connect(self, member: int) -> None:
@@ -117,6 +118,19 @@ class Streams:
         """Say that this peer is still here."""
         if (link := self.up.get(member) or self.down.get(member)) is not None:
             link.here()
+
+    def end(self) -> None:
+        """The step is decided here: close the streams that this peer opened, each once the other side is done as well.
+
+        What is under way on a stream is lost when its opener closes it, and this must not hold up the next step.
+        """
+        self._closing = asyncio.create_task(self._close_in_time())
+
+    async def _close_in_time(self) -> None:
+        waiting = [task for member, task in self._exchanges.items() if member in self.up and member not in self.over]
+        if waiting:
+            await asyncio.wait(waiting, timeout=LINGER * self._patience.usual)
+        await self.close()
 
     async def close(self) -> None:
         """Send what was posted, then close the streams that this peer opened."""
@@ -179,5 +193,7 @@ class Streams:
             kind, content = wire.read(await link.receive(self._limit))
             if kind == Kind.OVER:
                 self.over.add(member)
+                if self._closing is not None:
+                    return
             elif kind != Kind.HERE:
                 self._listener.heard(member, link, kind, content)

@@ -13,9 +13,12 @@ from dedloc_kit.swarm.allreduce.presence import Presence
 from dedloc_kit.swarm.allreduce.streams import Patience, Streams
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.events import Heard, Tick
+from dedloc_kit.swarm.network.service import CLOSE_SECONDS
 
 LOOKS = 8
 """So often in its patience a peer looks who has fallen silent."""
+MAX_PERIOD = CLOSE_SECONDS / 4
+"""Seconds between two looks: whoever is done closes a stream on which it hears nothing for so long, four times."""
 
 FOR_GROUP, FOR_OTHERS = 1 / 6, 1 / 2
 """Of the round's limit: how long a member that lives may take to make the group, for before it comes what its line
@@ -72,7 +75,7 @@ class Watching:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        period, before = self._patience.usual / LOOKS, time.monotonic()
+        period, before = min(self._patience.usual / LOOKS, MAX_PERIOD), time.monotonic()
         while True:
             await asyncio.sleep(period)
             now = time.monotonic()

@@ -44,12 +44,15 @@ class Dropping(Wire):
         self.abort()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_whoever_is_done_first_takes_nothing_with_it_that_others_need(seed: int) -> None:
     chance = random.Random(seed)
-    count = chance.randint(2, 5)
+    count = chance.randint(2, 7)
+    clients = chance.randint(0, count - 2)
     gradients = [torch.full((300_000,), float(number)) for number in range(count)]
-    party = Slow(gradients, [1] * count, count, "8bit", organizer=chance.choice([None, 0, 1]), seed=seed)
+    party = Slow(
+        gradients, [1] * count, count, "8bit", clients=clients, organizer=chance.choice([None, 0, 1]), seed=seed
+    )
     party.patience = Patience(600.0, 600.0)
     simulated = SimulatedTime()
     began = simulated.now
