@@ -39,6 +39,7 @@ def run_trial(checkout: Path, seed: int, options: argparse.Namespace, folder: Pa
     arguments = [str(folder), str(seed), str(options.seconds), str(options.volunteers)]
     child = subprocess.Popen(
         [sys.executable, "-P", str(TRIAL), *arguments],
+        cwd=checkout,  # each process of the trial looks there first
         env={**os.environ, "PYTHONPATH": str(checkout)},
         preexec_fn=_end_with_parent,
     )
