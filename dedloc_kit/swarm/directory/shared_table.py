@@ -20,6 +20,7 @@ DHT_TIMEOUT = 10.0
 class SharedTable:
     """A `PeerTable` with what peers tell beside their positions, but for those that the organizer has banned.
 
+    :ivar me: this peer; :ivar now: its steady clock
     :ivar table: to be used with the lock
     """
 
@@ -35,7 +36,7 @@ class SharedTable:
         :param twin: is shown what stands in the directory under this peer's own key
         :param now: a steady clock
         """
-        self._me, self._organizer, self._directory, self._twin, self._now = me, organizer, directory, twin, now
+        self.me, self._organizer, self._directory, self._twin, self.now = me, organizer, directory, twin, now
         self.table, self.lock = PeerTable(me), threading.RLock()
         self._looking = threading.Lock()
         self._told: dict[str, Progress] = {}
@@ -60,7 +61,7 @@ class SharedTable:
 
     def _find(self, known: int, age: float | None) -> dict[str, Progress | None]:
         found = self._directory.look(peers=known, timeout=DHT_TIMEOUT, age=age)
-        self._twin.see(found.pop(self._me, None))
+        self._twin.see(found.pop(self.me, None))
         return found
 
     def _may_have_missed(self, found: dict[str, Progress | None]) -> bool:
@@ -70,7 +71,7 @@ class SharedTable:
     def _learn(self, found: dict[str, Progress | None]) -> None:
         with self.lock:
             found = {peer: None if self._bans(peer) else told for peer, told in found.items()}
-            self.table.look(_positions(found), self._now())
+            self.table.look(_positions(found), self.now())
             for peer, told in found.items():
                 if told is not None and (peer not in self._told or told.time > self._told[peer].time):
                     self._told[peer] = told
@@ -102,7 +103,7 @@ class SharedTable:
     def lonely(self) -> bool:
         """As `PeerTable.lonely`."""
         with self.lock:
-            return self.table.lonely(self._now())
+            return self.table.lonely(self.now())
 
     def line_was_down(self) -> None:
         """As `PeerTable.line_was_down`."""
@@ -117,17 +118,17 @@ class SharedTable:
         with self.lock:
             self._bans = notice.refuses
             for peer in filter(notice.refuses, self._told):
-                self.table.tell(peer, None, self._now())
+                self.table.tell(peer, None, self.now())
 
     def doubt(self, peers: Collection[str], since: float | None = None) -> None:
         """As `PeerTable.doubt`. :param since: when they failed, by the steady clock; now"""
         with self.lock:
-            self.table.doubt(set(peers), self._now() if since is None else since)
+            self.table.doubt(set(peers), self.now() if since is None else since)
 
     def suspect(self, peers: Collection[str], since: float | None = None) -> None:
         """As `PeerTable.suspect`. :param since: when they failed, by the steady clock; now"""
         with self.lock:
-            self.table.suspect(set(peers), self._now() if since is None else since)
+            self.table.suspect(set(peers), self.now() if since is None else since)
 
     def trust(self, peers: Collection[str]) -> None:
         """As `PeerTable.trust`."""
@@ -142,7 +143,7 @@ class SharedTable:
     def backed_off(self) -> frozenset[str]:
         """Peers whose rounds have failed again and again."""
         with self.lock:
-            now = self._now()
+            now = self.now()
             return frozenset(peer for peer in self._told if self.table.backed_off(peer, now))
 
 

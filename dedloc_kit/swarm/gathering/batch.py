@@ -133,6 +133,14 @@ class BatchFilling:
 
     # This peer's part
 
+    def see(self, mine: Position, said: float | None) -> None:
+        """This peer is here now, and this is said of the batch."""
+        self.mine, self.said = mine, said
+
+    def fix(self) -> None:
+        """A round has begun: this peer's part is what it has."""
+        self.fixed = True
+
     def update(self, mine: Position, now: float, members: Set[PeerId] | None = None) -> list[Fix | Open]:
         """See whether the batch is full; not while a round is under way.
 

@@ -126,7 +126,9 @@ class CollaborativeOptimizer:
         self._began = 0.0
         self._instructions: Instructions | None = None
         self.branch = StateBranch(exchange.host, state, tracker, signer, exchange.grouping.weigh)
-        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile, self.branch)
+        self._rounds = Rounds(
+            *(state, accumulator, exchange, tracker, signer, profile, self.branch), lambda: self._progress().position
+        )
         self._looked = 0.0  # when the organizer's peer last looked whether the voters are gone
         self._catch_up: CatchUp | Alongside
         if isinstance(state, NoState):
@@ -268,7 +270,7 @@ class CollaborativeOptimizer:
     @property
     def seconds_left(self) -> float:
         """Until the batch is full, or 0 until it is averaged."""
-        return 0.0 if self._rounds.batch.fixed else self._rounds.seconds_left(self.samples_per_second)
+        return 0.0 if self._rounds.batch.fixed else self._rounds.seconds_left()
 
     @property
     def averaging(self) -> bool:
@@ -399,7 +401,7 @@ class CollaborativeOptimizer:
         """Seconds until something may be due again."""
         if self._rounds.under_way:
             return BUSY_SECONDS
-        return max(IDLE_SECONDS, self._rounds.look_period(self.samples_per_second) / IDLES_PER_LOOK)
+        return max(IDLE_SECONDS, self._rounds.look_period() / IDLES_PER_LOOK)
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
@@ -418,7 +420,7 @@ class CollaborativeOptimizer:
         elif self._looks_for_voters() and self.branch.look(self.tracker.others()):
             self._report()
         elif self.step < self.last_step:
-            self._rounds.gather_if_due(self.samples_per_second)
+            self._rounds.gather_if_due()
         if complete is not None:
             self._apply(complete)
 
@@ -540,30 +542,31 @@ class CollaborativeOptimizer:
         self._rounds.stepped(missed.weights)
 
     def _report(self) -> None:
+        self.tracker.report(self._progress(), self._rounds.look_period())
+
+    def _progress(self) -> Progress:
+        """What this peer says of itself."""
         files, unreadable_files, bad_rows = self._left_out()
-        self.tracker.report(
-            Progress(
-                **vars(self._profile),
-                run_id=self.run.run_id,
-                step=self.step,
-                round=self.state.round,
-                term=self.branch.term,
-                incarnation=self.branch.incarnation,
-                samples=self.samples,
-                samples_per_second=min(1e9, self.samples_per_second),
-                boundary_seconds=min(3600.0, self._boundary_seconds),
-                sketch=self.state.sketch,
-                instructions=self._instructions,
-                upload=self._rounds.upload,
-                files=files,
-                unreadable_files=unreadable_files,
-                bad_rows=bad_rows,
-                since=self.tracker.twin.since,
-                restarted=self._restarted,
-                skipped=self._skipped,
-                fixed=self._rounds.batch.fixed,
-                computed=self._computed,
-                time=get_dht_time(),
-            ),
-            self._rounds.look_period(self.samples_per_second),
+        return Progress(
+            **vars(self._profile),
+            run_id=self.run.run_id,
+            step=self.step,
+            round=self.state.round,
+            term=self.branch.term,
+            incarnation=self.branch.incarnation,
+            samples=self.samples,
+            samples_per_second=min(1e9, self.samples_per_second),
+            boundary_seconds=min(3600.0, self._boundary_seconds),
+            sketch=self.state.sketch,
+            instructions=self._instructions,
+            upload=self._rounds.upload,
+            files=files,
+            unreadable_files=unreadable_files,
+            bad_rows=bad_rows,
+            since=self.tracker.twin.since,
+            restarted=self._restarted,
+            skipped=self._skipped,
+            fixed=self._rounds.batch.fixed,
+            computed=self._computed,
+            time=get_dht_time(),
         )

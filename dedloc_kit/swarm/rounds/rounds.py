@@ -1,6 +1,5 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -9,6 +8,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.position import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import LABEL, MAX_LOSS, Contribution, LeftOut
 from dedloc_kit.swarm.allreduce.streams import Patience
@@ -17,6 +17,7 @@ from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.gathering.batch import MAX_PERIOD
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.rounds.exchange import Exchange
@@ -29,11 +30,6 @@ from dedloc_kit.swarm.trust.weight import Counting
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
 POLL_SECONDS = 0.02
-MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
-"""Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
-LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
-"""Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
-before, for each is work for all who are asked."""
 
 
 class Rounds:
@@ -48,7 +44,9 @@ class Rounds:
         signer: Signer,
         profile: Profile,
         branch: StateBranch,
+        mine: Callable[[], Position],
     ) -> None:
+        """:param mine: where this peer is, and how fast"""
         self._run, self._state, self._branch = state.run, state, branch
         self._accumulator, self._counter = accumulator, accumulator.counter
         self._averager, self._grouping = exchange.averager, exchange.grouping
@@ -56,10 +54,11 @@ class Rounds:
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
         self.counting = Counting(exchange.grouping.weigh, signer.peer)
-        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker, self.counting)
+        vector = exchange.averager.vector
+        self.batch = Batch(state, accumulator, vector, tracker, branch.end, self.counting, mine)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._sought = Sought(state, tracker, exchange.grouping)
+        self._sought = Sought(tracker)
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -92,50 +91,38 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known, and as far as they count."""
-        return self.counting.samples(self.samples, self._sought.in_sync())
+        with self._peers.lock:
+            return self.batch.look().samples(self._peers.now())
 
-    def seconds_left(self, samples_per_second: float) -> float:
-        """Until the batch is full, if this peer computes so fast."""
-        return self._seconds_for(self._lacking(), samples_per_second)
+    def seconds_left(self) -> float:
+        """Until the batch is probably full."""
+        with self._peers.lock:
+            return self.batch.look().seconds_left(self._peers.now())
 
-    def _probably_left(self, samples_per_second: float) -> float:
-        """The same, if the others have gone on computing since they told how far they are.
-
-        What they told is some seconds old, and more if the directory waits for somebody who is gone. For a look too
-        early or a group that waits a moment this guess is good enough; a round begins with what was told.
-        """
-        now = get_dht_time()
-        untold = sum(
-            told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time))
-            for told in self._sought.in_sync().values()
-        )
-        return self._seconds_for(self._lacking() - untold, samples_per_second)
-
-    def _lacking(self) -> float:
-        """Samples of the batch, at least."""
-        return min(self.batch.wanted, self._run.global_batch) - self.swarm_samples()
-
-    def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(told.samples_per_second for told in self._sought.in_sync().values())
-        return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
-
-    def look_period(self, samples_per_second: float) -> float:
+    def look_period(self) -> float:
         """Seconds until the next look into the directory is of use."""
         if self._begun:
             return MAX_PERIOD  # nothing that others say now would change this round
-        left = self._probably_left(samples_per_second)
-        whole = self._seconds_for(self._run.global_batch, samples_per_second)
-        if math.isinf(left):
-            return USUAL_PERIOD  # nobody computes yet
-        shortest = min(USUAL_PERIOD, max(MIN_PERIOD, whole / LOOKS_PER_BATCH))
-        return min(MAX_PERIOD, max(shortest, left / LOOKS_LEFT))
+        with self._peers.lock:
+            return self.batch.look().look_period(self._peers.now())
 
-    def gather_if_due(self, samples_per_second: float) -> None:
+    def _expected(self) -> dict[str, Progress]:
+        """The others that have to come to the next round.
+
+        Those that missed the last one first have to fetch what they missed, perhaps over a line that was just down:
+        nobody waits for them.
+        """
+        others = self._tracker.others()
+        with self._peers.lock:
+            in_sync, late = self.batch.filling.peers(self._peers.now())
+        return {peer: others[peer] for peer in (*late, *in_sync) if peer in others}
+
+    def gather_if_due(self) -> None:
         """Begin to gather if the batch is nearly full."""
         if time.monotonic() < self._not_before:
             return  # until then devices go on, though the batch may be full
-        self._watch_the_batch(self._sought.in_sync(), self._sought.late())
-        left, expected = self._probably_left(samples_per_second), self._sought.expected()
+        self._watch_the_batch(None)
+        left, expected = self.seconds_left(), self._expected()
         # Before the batch seems full: it is not without those who are not counted.
         needed = self._branch.needed(expected.keys())
         self._peers.need(needed)
@@ -144,7 +131,7 @@ class Rounds:
         # Cut off, or the others are busy: a step on our own would part our ways.
         alone = not expected and left == 0.0 and not self._profile.client_mode and self._tracker.alone()
         if expected or alone:
-            self._sought.begin(expected, left, samples_per_second)
+            self._sought.begin(expected, left)
             self._group = self._averager.gather(self._request(expected))
 
     def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
@@ -173,7 +160,7 @@ class Rounds:
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
 
     def _widen(self, group: PendingGroup) -> None:
-        expected, left = self._sought.expected(), self._probably_left(self._sought.speed)
+        expected, left = self._expected(), self.seconds_left()
         if group.members is None and self._sought.widen(expected.keys(), left):
             self._averager.widen(group, self._request(expected))
 
@@ -195,7 +182,6 @@ class Rounds:
 
     def stepped(self, brought: Mapping[str, int]) -> None:
         """This peer holds the parameters that a round led to, with so many samples of each member."""
-        self._sought.stepped(brought)
         self._missing.stepped(brought)
         self.batch.open()
 
@@ -217,52 +203,36 @@ class Rounds:
         exact = not self._run.averaging.overlap
         return max((said.boundary_seconds for said in told), default=0.0) if exact else 0.0
 
-    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
-        self.batch.watch(in_sync, late.values())
-        if self.swarm_samples() < self.batch.wanted:
+    def _watch_the_batch(self, members: frozenset[str] | None) -> None:
+        """:param members: of the group: what one has told of the step before is in that step"""
+        self.batch.update(members)
+        if self.swarm_samples() < self.batch.filling.size:
             self._full_at = 0.0
         elif not self._full_at:
             self._full_at = time.monotonic()
 
     def _begin_if_full(self, group: PendingGroup) -> None:
-        members, in_sync, late = group.members, self._sought.in_sync(), self._sought.late()
-        if members is not None:  # what a member has told of the step before is in that step
-            in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
-        self._watch_the_batch(in_sync, late)
+        members = group.members
+        self._watch_the_batch(members)
         if members is None:
             return
-        samples = self.counting.samples(self.samples, in_sync)
-        # A batch that is short, for a driver has died, or seems to have, is not taken without any that there is.
-        whole = self._full(samples) and samples >= self._run.global_batch
-        lacking = self.batch.is_said and not whole and samples < (swarm := self.swarm_samples()) and self._full(swarm)
+        with self._peers.lock:
+            filling, now = self.batch.look(), self._peers.now()
+            lacks, full = filling.lacks(members, now), filling.may_begin(members, group.called, now)
         # Without those who leave the group cannot average, and one half of a swarm must not.
-        if lacking or self._peers.gone(members & self._sought.awaited) or self._branch.needed(members):
+        if lacks or self._peers.gone(members & self._sought.awaited) or self._branch.needed(members):
             self._averager.call_off(group)
-        elif self._full(samples) or (group.called and self._may_follow) or self._full_for_all(samples, in_sync):
+        elif full:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = self._until_all_can_begin(self._sought.in_sync().values())
+            boundary = self._until_all_can_begin(self._expected().values())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             limit = self._timeouts.limit + boundary
             self._averager.begin(group, contribution, patience, limit, work=self._counter.work)
-
-    @property
-    def _may_follow(self) -> bool:
-        """Who computes a stage is told soon what its batch holds, and is the one to see that all of that is there."""
-        return self.batch.follows and (self._profile.follower or not self.batch.is_said)
-
-    def _full(self, samples: int) -> bool:
-        return samples >= self.batch.wanted and self._grouping.enough_samples(samples)
-
-    def _full_for_all(self, samples: int, members: Mapping[str, Progress]) -> bool:
-        """Do all of these who compute say that the batch is full? So a follower begins that cannot know it, though who
-        reduces nothing is called by nobody, and who fails before it calls anybody looks for another group."""
-        fixed = all(told.fixed for told in members.values() if not told.follower)
-        return self._profile.follower and fixed and samples >= self._run.global_batch and self.batch.follows
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""

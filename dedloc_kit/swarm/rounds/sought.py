@@ -1,11 +1,8 @@
-"""Whom a peer takes its next step with: who is told to be there, who is waited for, for whom it looks."""
+"""For whom a peer looks, to take its next step with them."""
 
 import time
 from collections.abc import Collection, Set
 
-from dedloc_kit.learning.train.state.state import TrainingState
-from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.directory.tracker import Tracker
 
 OPEN_SHARE = 0.5
@@ -15,48 +12,21 @@ OPEN_SHARE = 0.5
 class Sought:
     """By one peer."""
 
-    def __init__(self, state: TrainingState, tracker: Tracker, grouping: Grouping) -> None:
-        self._state, self._tracker, self._grouping = state, tracker, grouping
-        self._peers = tracker.peers
-        self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
         self.awaited: frozenset[str] = frozenset()
         """Who was expected when this peer began to look for its group."""
         self.peers: frozenset[str] = frozenset()
         """These, and who has come since."""
         self._open_until = 0.0  # the batch is not full before: the group need not stand
-        self.speed = 0.0
-        """Samples per second of this peer when it began to look."""
 
-    def stepped(self, members: Collection[str]) -> None:
-        """This peer holds the parameters that these members' round led to."""
-        self._last_members = frozenset(members)
-
-    def in_sync(self) -> dict[str, Progress]:
-        """The others who hold the same state: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.at(*self._state.position), self._peers.backed_off()
-        return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
-
-    def late(self) -> dict[str, Progress]:
-        """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
-        others, before = self._tracker.others(), self._state.step - 1
-        able = self._last_members & others.keys() - self._peers.backed_off()
-        return {p: others[p] for p in able if others[p].step == before}
-
-    def expected(self) -> dict[str, Progress]:
-        """Who has to come to the next round.
-
-        Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
-        waits.
-        """
-        return self._grouping.expected(self.in_sync(), self.late())
-
-    def begin(self, peers: Collection[str], left: float, speed: float) -> None:
+    def begin(self, peers: Collection[str], left: float) -> None:
         """Look for these from now on.
 
-        :param left: seconds until the batch is probably full, if this peer computes so fast (`speed`)
+        :param left: seconds until the batch is probably full
         """
         self.awaited = self.peers = frozenset(peers)
-        self._open_until, self.speed = time.monotonic() + OPEN_SHARE * left, speed
+        self._open_until = time.monotonic() + OPEN_SHARE * left
 
     def widen(self, peers: Set[str], left: float) -> bool:
         """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
@@ -79,4 +49,4 @@ class Sought:
 
     def stood(self, members: Collection[str]) -> None:
         """The group stood with these members: who was awaited and is not there does not count until it speaks again."""
-        self._peers.suspect(self.awaited.difference(members))
+        self._tracker.peers.suspect(self.awaited.difference(members))

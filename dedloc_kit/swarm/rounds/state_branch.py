@@ -11,8 +11,10 @@ from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.entries import EntryReader
-from dedloc_kit.swarm.chain.branch import Branch, Followed, Head
-from dedloc_kit.swarm.consensus.instance import Term
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.branch import Anchored, Branch, Followed, Head
+from dedloc_kit.swarm.consensus.electorate import Electorate
+from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.records import Commit, Voter
 from dedloc_kit.swarm.consensus.resets import Position
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -28,8 +30,21 @@ QUIET_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+class End:
+    """Where the state is on the chain: a `gathering.batch.ChainEnd`."""
+
+    def __init__(self, head: Instance, last: Commit | None = None) -> None:
+        self.head, self.last = head, last
+
+    def move(self, head: Instance, last: Commit | None) -> None:
+        """The state has followed the chain to here."""
+        self.last, self.head = last, head
+
+
 class StateBranch:
     """Of one peer. The state and the head move together.
+
+    :ivar end: of the branch; nobody is there before this peer takes part
 
     :param host: where the Branch lives
     """
@@ -41,6 +56,7 @@ class StateBranch:
         self._signer = signer
         self.reader = EntryReader(state.run, organizer, signer, weigh)
         self._head: Head | None = None
+        self.end = End(Instance(state.run_id, "", 0, "nowhere", (0, ""), organizer, organizer, Electorate({}, None)))
         self._told = ""
         self._waits_since = math.inf
 
@@ -179,3 +195,4 @@ class StateBranch:
     def _move(self, head: Head) -> None:
         self._state.go_on_from(head.instance.previous, head.anchor)
         self._head = head
+        self.end.move(head.instance, files.decode(head.anchor, Anchored).commit)

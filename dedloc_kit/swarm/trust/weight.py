@@ -9,7 +9,7 @@ from statistics import median_high
 from typing import NamedTuple, Protocol, TypeVar
 
 from dedloc_kit.config.run import RunConfig
-from dedloc_kit.records.progress import Progress
+from dedloc_kit.records.position import Position
 from dedloc_kit.records.steps import LABEL, Contribution
 from dedloc_kit.swarm.trust.pledge import Pledged
 
@@ -122,12 +122,11 @@ class Counting:
         self._confirmed = dict(list(merged.items())[-MAX_KNOWN:])  # in one piece, for another thread may read it
         return less
 
-    def samples(self, mine: int, others: Mapping[str, Progress]) -> int:
-        """What counts of what this peer has and the others of its row have told."""
-        known = self._confirmed
-        claims = {self._me: Claim(mine, known.get(self._me, 0) if mine else 0)}
-        for peer, told in others.items():
+    def samples(self, told: Mapping[str, Position]) -> int:
+        """What counts of what this peer and others have."""
+        known, claims = self._confirmed, dict[str, Claim]()
+        for peer, at in told.items():
             # Who pauses brings nothing to a round and shows no standing there: newcomers do not wait for it.
-            takes_part = told.samples or told.samples_per_second
-            claims[peer] = Claim(told.samples, known.get(peer, 0) if takes_part else 0)
+            takes_part = at.samples or (at.samples_per_second and peer != self._me)
+            claims[peer] = Claim(at.samples, known.get(peer, 0) if takes_part else 0)
         return sum(self._weigh(claims).values())

@@ -29,10 +29,12 @@ from dedloc_kit.swarm.averaging.entries import new_entry, piece_of
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.chain.branch import Branch, Head
+from dedloc_kit.swarm.chain import files
+from dedloc_kit.swarm.chain.anchor import Anchor
+from dedloc_kit.swarm.chain.branch import Anchored, Branch, Head
 from dedloc_kit.swarm.consensus.electorate import Electorate
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.records import Commit, Entry, Epoch, Voter
+from dedloc_kit.swarm.consensus.records import Commit, Entry, Epoch, PartReset, Reset, Voter
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -95,21 +97,24 @@ class Host:
     def __init__(self, run_id: str, organizer: str) -> None:
         self._run_id, self._organizer = run_id, organizer
         self.voters = frozenset({organizer})
-        self.head = self._at(1, "")
+        self.head = self._at(1, "", None)
 
     def is_alive(self) -> bool:
         return True
 
-    def _at(self, step: int, link: str) -> Head:
+    def _at(self, step: int, link: str, commit: Commit | None) -> Head:
         voters = {Voter(peer, 1): 1 for peer in self.voters}
         electorate = Electorate(voters, None)
         where = Instance(self._run_id, "", step, link, (0, ""), self._organizer, self._organizer, electorate)
-        return Head(where, b"anchor", 1)
+        coordinator, part = Voter(self._organizer, 1), PartReset(part="", previous="", state="0" * 64)
+        reset = Reset(run_id=self._run_id, term=0, step=1, parts=(part,), coordinator=coordinator)
+        anchor = Anchor(part="", reset=reset, coordinator=coordinator)
+        return Head(where, files.encode(Anchored(anchor=anchor, commit=commit)), 1)
 
     def call(self, method: Any, *arguments: Any, **_: Any) -> Future[Any]:
         if method is Branch.take:
             (commit,) = arguments
-            self.head = self._at(commit.after, commit.link)
+            self.head = self._at(commit.after, commit.link, commit)
         done = Future[Any]()
         done.set_result(self.head if method in (Branch.take, Branch.load) else None)
         return done

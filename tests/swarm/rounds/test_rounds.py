@@ -17,10 +17,13 @@ from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
+from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import MAX_LOSS, Absence, Contribution, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.consensus.electorate import Electorate
+from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -28,11 +31,14 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.swarm.rounds.state_branch import End
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
 from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, belief, profile, progress
 from tests.tiny import TinyTask, tiny_run
+
+NOWHERE = Instance("run", "", 0, "", (0, ""), "organizer", "organizer", Electorate({}, None))
 
 
 class Averager:
@@ -88,7 +94,7 @@ class Peer:
         self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
         self.dht, self.at = cast(Any, PlainDHT()), 0.0
         """`at`: seconds of the clock by which it knows who is there."""
-        self._run_id = run.run_id
+        self._run_id, self.follower = run.run_id, follower
         self.state = state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.replica = Replica(state, torch.device("cpu"))
         self.gradients, self.averager = Gradients([self.replica]), Averager(state.layout)
@@ -98,9 +104,34 @@ class Peer:
         self.tracker = Tracker(self.dht, me, run, (), Incidents(), believed, now=lambda: self.at)
         self.peer, self.voters = me.peer, frozenset[str]()
         """Without most of whom no step is taken."""
-        branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}))
-        shown = replace(profile(), follower=follower)
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, shown, branch)
+        self.end: Any = End(replace(NOWHERE, step=1, previous=""))
+        branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}), end=self.end)
+        shown, self.speed = replace(profile(), follower=follower), 0.0
+        self.rounds = Rounds(
+            *(state, self.gradients, exchange, self.tracker, me, shown, branch), lambda: self._progress().position
+        )
+
+    def _progress(self) -> Progress:
+        return progress(
+            run_id=self._run_id,
+            step=self.state.step,
+            round=self.state.round,
+            samples=self.rounds.samples,
+            samples_per_second=self.speed,
+            follower=self.follower,
+        )
+
+    def gather(self, speed: float) -> None:
+        """Look whether it is time to, of a peer that computes so many samples per second."""
+        self.speed = speed
+        self.rounds.gather_if_due()
+
+    def step(self, *counted: str) -> None:
+        """It takes the next step, in which these counted."""
+        self.state.apply(torch.zeros(self.state.layout.size), a_receipt(self.state.step + 1))
+        value = SimpleNamespace(counted=[SimpleNamespace(peer=peer) for peer in counted])
+        self.end.last = SimpleNamespace(previous=self.end.head.previous, value=value)
+        self.end.head = replace(self.end.head, step=self.state.step + 1, previous=self.state.round)
 
     def _needed(self, peers: set[str]) -> frozenset[str]:
         missing = self.voters - peers
@@ -109,7 +140,7 @@ class Peer:
     def begin_alone(self) -> Contribution:
         """What it brings to a group of its own."""
         before = len(self.averager.alone)
-        self.rounds.gather_if_due(samples_per_second=1.0)
+        self.gather(1.0)
         assert self.averager.alone[before:] == [True]
         self.rounds.advance()
         return self.averager.brought[-1]
@@ -142,7 +173,7 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     me = Peer(tmp_path)
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=4)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     assert me.rounds.under_way
     me.rounds.advance()
     assert me.averager.asked == [], "the batch is not full yet"
@@ -162,7 +193,7 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     me.rounds.advance()
     assert me.averager.asked == []
     me.hear_nothing_new(TIME_TO_LIVE)
@@ -177,7 +208,7 @@ def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: 
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     me.hear(0, time=get_dht_time(), who=newcomer)
     me.rounds.advance()
     me.rounds.advance()
@@ -194,7 +225,7 @@ def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
     me = Peer(tmp_path)
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time(), samples_per_second=0.0)
-    me.rounds.gather_if_due(samples_per_second=2.0)
+    me.gather(2.0)
     assert 200.0 < me.averager.open_for <= 250.0, "the other five take 2.5 seconds"
     me.rounds.advance()
     assert me.averager.asked == []
@@ -208,11 +239,12 @@ def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_
     early, me = Peer(tmp_path), Peer(tmp_path)
     give(early.replica, samples=2)
     early.hear(0, time=get_dht_time(), samples_per_second=2.0)
-    early.rounds.gather_if_due(samples_per_second=0.1)
+    early.gather(0.1)
     assert not early.rounds.under_way, "eight samples are missing"
     give(me.replica, samples=2)
-    me.hear(0, time=get_dht_time() - 3.0, samples_per_second=2.0)
-    me.rounds.gather_if_due(samples_per_second=0.1)
+    me.hear(0, time=get_dht_time(), samples_per_second=2.0)
+    me.at += 3.0
+    me.gather(0.1)
     assert me.rounds.under_way, "by now it has six more, and the last two come in a second"
     me.rounds.advance()
     assert me.averager.asked == [], "nobody has told of a full batch"
@@ -225,8 +257,8 @@ def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: 
     me = Peer(tmp_path)
     give(me.replica, samples=4)
     me.hear(5, time=get_dht_time())
-    me.rounds.gather_if_due(samples_per_second=100.0)
-    me.hear(9, time=get_dht_time(), step=1)
+    me.gather(100.0)
+    me.hear(9, time=get_dht_time(), step=1, round="cd")
     me.rounds.advance()
     assert me.averager.asked == []
     me.hear(6, time=get_dht_time())
@@ -241,7 +273,7 @@ def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins
     give(me.replica, samples=1)
     me.hear(1, time=get_dht_time())
     me.hear(600, time=get_dht_time(), who=liar)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     me.rounds.advance()
     assert (me.averager.asked == ["begin"]) == me.rounds.batch.fixed == begins
     assert me.rounds.swarm_samples() == (602 if begins else 3)
@@ -255,7 +287,7 @@ def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins
 def test_a_peer_that_has_long_said_nothing_does_not_fill_the_batch(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 3.0, samples_per_second=1.0)
-    me.rounds.gather_if_due(samples_per_second=0.1)
+    me.gather(0.1)
     assert not me.rounds.under_way
 
 
@@ -264,11 +296,10 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     tmp_path: Path, took_part: bool
 ) -> None:
     me = Peer(tmp_path)
-    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
-    me.rounds.stepped({me.other.peer: 5} if took_part else {})
+    me.step(*[me.other.peer] * took_part)
     me.hear(0, time=get_dht_time())
     give(me.replica, samples=10, step=1)
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert me.averager.alone == [False] * took_part, "it is not alone"
     assert me.rounds.under_way == took_part
 
@@ -276,10 +307,10 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
 def test_a_peer_that_never_saw_anyone_is_a_group_of_its_own(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     give(me.replica, samples=10)
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert not me.rounds.under_way, "it has not looked yet"
     me.tracker.refresh()
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert me.averager.alone == [True]
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
@@ -290,10 +321,10 @@ def test_without_the_voters_of_the_last_step_nobody_gathers_and_a_group_is_calle
     me.voters = frozenset({"QmAway"})
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert not me.rounds.under_way
     me.voters = frozenset({me.other.peer})
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert me.averager.alone == [False]
     me.voters = frozenset({"QmAway"})
     me.rounds.advance()
@@ -310,11 +341,11 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     me.dht.keys.clear()  # its connections are dead: it finds nobody
     for _ in range(int(TIME_TO_LIVE)):
         me.hear_nothing_new(1.0)
-        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.gather(1.0)
         me.rounds.call_off()
     assert not any(me.averager.alone)
     me.hear(5, time=get_dht_time())
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert me.rounds.under_way, "with the other one it gathers"
 
 
@@ -323,7 +354,7 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path) -
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
     while not any(me.averager.alone) and me.at < 10 * TIME_TO_LIVE:
-        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.gather(1.0)
         me.rounds.call_off()
         me.hear_nothing_new(4.0)
     assert me.averager.alone[-1]
@@ -380,10 +411,10 @@ def test_a_round_that_has_begun_is_not_called_off_for_until_it_ends_the_vector_i
     me = Peer(tmp_path)
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=5)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     me.rounds.call_off()
     assert (me.averager.asked, me.rounds.under_way) == (["call off"], False)
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     me.rounds.advance()
     me.rounds.call_off()
     assert (me.averager.asked, me.rounds.begun) == (["call off", "begin"], True)
@@ -458,7 +489,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
     me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
     give(me.replica, samples=10)
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     assert me.rounds.advance() is me.averager.result
     assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: why}) if told else None)
 
@@ -470,7 +501,7 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
         me.rounds.stepped({me.other.peer: 5} if known else {})
         me.hear(5, time=get_dht_time())
         give(me.replica, samples=10)
-        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.gather(1.0)
         assert me.rounds._group is not None
         me.rounds._group.members = frozenset({"QmOther"})  # type: ignore[misc]
         me.rounds.advance()
@@ -488,12 +519,12 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
         me.averager.result = result
         me.hear(5, time=get_dht_time())
         give(me.replica, samples=10)
-        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.gather(1.0)
         me.rounds.advance()
         me.tracker.peers.trust([me.other.peer])
     assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
     me.rounds.stepped({})
-    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.gather(1.0)
     me.rounds.advance()
     assert me.rounds.left_out is None, "it was the step before that went on without it"
 
@@ -511,10 +542,10 @@ def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and
     me.voters = frozenset([me.other.peer, *(s.peer for s in lost), me.peer])
     give(me.replica, samples=10)
     me.hear(5, time=get_dht_time())
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     assert not me.rounds.under_way, "two of four"
     me.hear(5, time=get_dht_time(), who=lost[0])
-    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.gather(100.0)
     assert me.rounds.under_way, "three of four"
     group: Any = me.rounds._group
     group.members = frozenset([me.other.peer])
@@ -529,7 +560,7 @@ def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_
     me.rounds.batch.holds(lambda: math.inf, lambda: 0)
     for who, fixed in ((me.other, True), (another, False)):
         me.hear(8, time=get_dht_time() - 1.0, who=who, fixed=fixed)
-    me.rounds.gather_if_due(samples_per_second=0.0)
+    me.gather(0.0)
     me.rounds.advance()
     assert me.averager.asked == []
     me.hear(8, time=get_dht_time(), who=another, fixed=True)
@@ -545,12 +576,12 @@ def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_
     me.voters = frozenset({me.other.peer if first else me.peer})
     monkeypatch.setattr(me.tracker, "alone", lambda: True)
     me.hear(0, time=get_dht_time())
-    me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
+    me.gather(0.0)  # it sees it
     me.hear_nothing_new(TIME_TO_LIVE)
     assert not me.tracker.others()
     give(me.replica, samples=10)
     me.rounds.call_off()
-    me.rounds.gather_if_due(samples_per_second=0.0)
+    me.gather(0.0)
     assert me.rounds.under_way != first
 
 
@@ -565,7 +596,7 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
     if mine:
         give(me.replica, samples=mine)
     me.hear(10, time=get_dht_time() - 1.0)
-    me.rounds.gather_if_due(samples_per_second=0.0)  # it sees it
+    me.gather(0.0)  # it sees it
     me.rounds.call_off()
     for _ in range(5):
         known.suspect([failed])
@@ -573,6 +604,6 @@ def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds
         me.hear(10, time=get_dht_time(), who=who)
     assert known.backed_off() == {failed}
     for _ in range(2):
-        me.rounds.gather_if_due(samples_per_second=0.0)
+        me.gather(0.0)
     assert me.rounds.under_way
     assert known.backed_off() == (set() if others == 1 else {failed}), "three of four do without it"

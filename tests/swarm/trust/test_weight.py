@@ -6,7 +6,7 @@ import pytest
 
 from dedloc_kit.swarm.trust.weight import Claim, Counting, Earned, allowed, claimed, in_rows, weighing
 from tests.swarm.audits.audited import pledged
-from tests.swarm.harness import progress
+from tests.swarm.gathering.positions import position
 from tests.tiny import tiny_run
 
 
@@ -79,16 +79,20 @@ def test_as_long_as_nobody_has_standing_all_are_weighed_as_usual() -> None:
 
 def test_what_peers_tell_counts_as_what_was_last_seen_of_them_says() -> None:
     counting = Counting(Earned(claimed), "me")
-    others = {"old": progress(samples=40), "new": progress(samples=40)}
-    assert counting.samples(40, others) == 120, "nobody has standing"
+    others = {"old": position(0, samples=40), "new": position(0, samples=40)}
+
+    def samples(mine: int) -> int:
+        return counting.samples({**others, "me": position(0, samples=mine)})
+
+    assert samples(40) == 120, "nobody has standing"
     brought = {peer: pledged(peer, 1, confirmed=30) for peer in ("me", "old")}
     assert counting.saw(brought | {"new": pledged("new", 1)}) == set()
-    assert counting.samples(40, others) == 40 + 40 + 20
-    assert counting.samples(70, others) == 60 + 40 + 25
+    assert samples(40) == 40 + 40 + 20
+    assert samples(70) == 60 + 40 + 25
     assert counting.saw({"old": pledged("old", 2, samples=0, microbatches=0)}) == set(), "it has nothing to show now"
-    assert counting.samples(40, others) == 40 + 40 + 20
+    assert samples(40) == 40 + 40 + 20
     assert counting.saw({"old": pledged("old", 2)}) == {"old"}, "it hides what it has: it does not count so any more"
-    assert counting.samples(40, others) == 40 + 10
+    assert samples(40) == 40 + 10
 
 
 def test_newcomers_count_for_nothing_before_those_with_standing_have_begun_and_in_full_where_all_of_those_pause() -> (
@@ -96,10 +100,10 @@ def test_newcomers_count_for_nothing_before_those_with_standing_have_begun_and_i
 ):
     counting = Counting(Earned(claimed), "me")
     counting.saw({"old": pledged("old", 1, confirmed=30), "me": pledged("me", 1)})
-    newcomer = progress(samples=40)
-    begun = progress(samples=0, samples_per_second=1.0)
-    assert counting.samples(0, {"old": begun, "new": newcomer}) == 0
-    assert counting.samples(0, {"old": progress(samples=0, samples_per_second=0.0), "new": newcomer}) == 40
+    mine, newcomer = position(0, samples_per_second=1.0), position(0, samples=40)
+    begun, pauses = position(0, samples_per_second=1.0), position(0)
+    assert counting.samples({"me": mine, "old": begun, "new": newcomer}) == 0
+    assert counting.samples({"me": mine, "old": pauses, "new": newcomer}) == 40
 
 
 @pytest.mark.parametrize("known", [(0, 1), (0, 2), (0, 1, 2)])
