@@ -16,7 +16,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from hivemind.utils.asyncio import switch_to_uvloop
 
-STOP_SECONDS = 5.0
+STOP_SECONDS, CANCEL_SECONDS = 5.0, 2.0
+"""Until the process is killed that does not end; for what goes on in it when it is told to end."""
 _START = 0
 
 P = ParamSpec("P")
@@ -198,6 +199,11 @@ def _live(make: Make, pipe: Connection, owners_end: Connection) -> None:
     def run() -> None:
         loop = switch_to_uvloop()
         loop.run_until_complete(_serve(make, pipe))
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:  # else asyncio complains of each
+            loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_SECONDS))
         loop.close()
 
     # Not in the main thread: torch's thread pool of before the fork is of no use there.
