@@ -362,13 +362,6 @@ MUTATIONS = (
         "tests/swarm/chain/test_follow.py -k anchor",
     ),
     Mutation(
-        "chain: invalid records of a branch that does not win are held",
-        "swarm/chain/follow.py",
-        "elif not chain.is_valid_after(base, held):",
-        "elif False:",
-        "tests/swarm/chain/test_follow.py -k not_even_held",
-    ),
-    Mutation(
         "chain: a page may have any size",
         "swarm/chain/messages.py",
         "if records and size > limit:",
@@ -6377,10 +6370,17 @@ MUTATIONS = (
         "tests/swarm/gathering/test_catchup.py -k does_not_prove",
     ),
     Mutation(
-        "gathering: anybody's word is enough for a peer that is far behind",
+        "gathering: a state that a person has chosen is one of the steps",
         "swarm/gathering/catchup.py",
-        "if connects or peer != head.coordinator else",
-        "if connects else",
+        " or any(map(_takes_over, self._proven)):",
+        ":",
+        "tests/swarm/gathering/test_catchup.py -k chosen",
+    ),
+    Mutation(
+        "gathering: a peer that keeps nothing is asked all the time",
+        "swarm/gathering/catchup.py",
+        "                self._put_off(peer, now)\n                return [TooFarBehind(peer)]",
+        "                return [TooFarBehind(peer)]",
         "tests/swarm/gathering/test_catchup.py -k behind_all",
     ),
 )

@@ -135,7 +135,7 @@ class Ours:
         self._averager.begin(self._group, mine, Patience(60.0, 60.0), _LIMIT_SECONDS)
         outcome = self._group.result()
         if outcome.commit is not None:
-            self._head = self._host.call(Branch.take, outcome.commit).result()
+            self._head = self._host.call(Branch.take, [outcome.commit]).result()
         return len(outcome.contributions) if outcome.outcome == "complete" else 0, outcome.detail
 
 

@@ -490,7 +490,7 @@ class _Role:
     def _peers(self) -> Peers:
         tracker, orders = self._me.optimizer.tracker, self._orders.current()
         # On the page nobody is further than is proven.
-        newest = tracker.newest(self._me.optimizer.state.position).step
+        newest = self._me.optimizer.step
         others = {
             peer_id: progress.model_copy(update={"step": min(progress.step, newest)})
             for peer_id, progress in tracker.others().items()

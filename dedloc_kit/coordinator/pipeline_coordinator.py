@@ -21,7 +21,6 @@ from dedloc_kit.learning.train.flat import Room
 from dedloc_kit.learning.train.state.checkpoint import Found
 from dedloc_kit.learning.train.state.rooms import Rooms
 from dedloc_kit.learning.train.state.staged import StagedState
-from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.machine.hardware import machine_at
 from dedloc_kit.records.evaluation import Evaluation
 from dedloc_kit.records.orders import Instructions
@@ -157,10 +156,6 @@ class StagedTracker:
                     }
                     found[peer] = told.model_copy(update=counted)
         return found
-
-    def newest(self, mine: Position) -> Position:
-        steps = [tracker.newest(Position(mine.step, "")).step for tracker in self._trackers]
-        return Position(min(steps), mine.round)
 
     def give_way(self, stop: threading.Event) -> None:
         for tracker in self._trackers:

@@ -9,7 +9,8 @@ from typing import ClassVar
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
 from dedloc_kit.swarm.chain.coordinator import Coordinator, Part
-from dedloc_kit.swarm.chain.follow import BadAnswer, TooFarBehind, follow, say_goodbye
+from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, ask_records, say_goodbye
+from dedloc_kit.swarm.chain.messages import RecordsAfter
 from dedloc_kit.swarm.chain.service import ChainService
 from dedloc_kit.swarm.chain.store import ChainStore
 from dedloc_kit.swarm.chain.vote_file import VoteFile, open_votes
@@ -50,19 +51,6 @@ class Head:
     instance: Instance
     anchor: bytes
     incarnation: int
-
-
-@dataclass(frozen=True)
-class Followed:
-    """What came of following others.
-
-    :ivar left: whether commits were left: states after them are no more
-    :ivar records: that the branch took, encoded (`files.encode`)
-    """
-
-    head: Head | None
-    left: bool = False
-    records: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,12 +119,18 @@ class Branch:
         anchor = Anchor(part=PART, reset=reset, coordinator=reset.coordinator)
         return await self._have(ChainStore(self.world.disk, anchor, None, self.organizer, self.world.verifier))
 
-    async def load(self, anchored: bytes) -> Head:
-        """A state was taken over. Raises ValueError if its anchor is not valid."""
+    async def load(self, anchored: bytes, step: int | None = None, link: str | None = None) -> Head:
+        """A state was taken over. Raises ValueError, and changes nothing, if its anchor is not valid.
+
+        :param step: of that state; None if any will do
+        :param link: that led to it; likewise
+        """
         found = files.decode(anchored, Anchored)
         if found.anchor.reset.run_id != self._run_id:
             raise ValueError("an anchor of another run")
         store = ChainStore(self.world.disk, found.anchor, found.commit, self.organizer, self.world.verifier)
+        if step not in (None, store.head.step - 1) or link not in (None, store.head.previous):
+            raise ValueError("the anchor is that of another state")
         return await self._have(store)
 
     def _first_reset(self, term: int, step: int, previous: str, state: str, voter: Voter) -> Reset:
@@ -181,10 +175,6 @@ class Branch:
         anchored = files.encode(Anchored(anchor=anchor, commit=commit))
         return Head(instance, anchored, self._votes.voter(instance).incarnation)
 
-    async def newest(self) -> Head:
-        """Where the branch ends."""
-        return self.head
-
     def voter(self) -> Voter:
         """As whom this peer contributes to the next step."""
         assert self._votes is not None
@@ -192,31 +182,23 @@ class Branch:
 
     # Following
 
-    async def take(self, commit: Commit) -> Head:
-        """A round has decided this step."""
-        await self._adopt([commit])
-        return self.head
-
-    async def _adopt(self, records: Sequence[ChainRecord]) -> None:
-        self._store.adopt(records)
+    async def take(self, records: Sequence[ChainRecord]) -> Head:
+        """Adopt records. Raises ValueError if they are not valid, or their branch does not win."""
+        if not self._store.adopt(records).taken:
+            raise ValueError("this branch does not win")
         if self._leads:
             await self._store.flush()
+        return self.head
 
-    async def follow(self, peers: Sequence[str]) -> Followed:
-        """Follow the first of these peers that is ahead and proves it. Without a head in the answer a state is due."""
-        before = self._store.head.previous
-        for peer in peers:
-            try:
-                await follow(self._store, self.world.network, self.world.clock, peer)
-            except TooFarBehind:
-                return Followed(None)
-            except (OSError, BadAnswer) as error:
-                _log.warning("the steps of %s are not followed: %s", peer, error)
-            if self._store.head.previous != before:
-                break
-        chain = self._store.chain
-        taken = chain.since(before) if before in chain else ()
-        return Followed(self.head, before not in chain, tuple(files.encode(record) for record in taken))
+    async def ask(self, peer: str, question: RecordsAfter) -> tuple[ChainRecord, ...] | None:
+        """Ask another peer for what follows on its branch; None if it has none of the links. Raises OSError."""
+        try:
+            return tuple(await ask_records(self.world.network, self.world.clock, peer, question))
+        except NothingInCommon:
+            return None
+        except (OSError, BadAnswer) as error:
+            _log.warning("the steps of %s are not followed: %s", peer, error)
+            raise OSError(str(error)) from None
 
     # The vote
 

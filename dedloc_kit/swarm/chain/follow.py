@@ -25,14 +25,14 @@ from dedloc_kit.swarm.chain.messages import (
     send_records,
 )
 from dedloc_kit.swarm.chain.store import ChainStore
-from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord
+from dedloc_kit.swarm.consensus.chain import ChainRecord
 from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.records import Commit, Goodbye, Reset
+from dedloc_kit.swarm.consensus.records import Commit, Goodbye
 from dedloc_kit.swarm.consensus.signing import WireRecord
 from dedloc_kit.swarm.p2p.seams import Clock, Network, Stream, Verifier
 
-MAX_PAGES = 8
-"""That are held of a branch that does not win yet."""
+MAX_PAGES = 4
+"""Of one answer: as many records as somebody keeps, see `KEPT`."""
 
 
 class BadAnswer(ValueError):
@@ -43,48 +43,36 @@ class BadAnswer(ValueError):
         self.peer = peer
 
 
-class TooFarBehind(Exception):
-    """A peer says that it is ahead, and no longer has the records in between, or they are too many: take a state.
+class NothingInCommon(Exception):
+    """A peer says that it is ahead, and has none of the links that were named.
 
     :ivar head: the link of its newest record, as it says
     """
 
     def __init__(self, head: str) -> None:
-        super().__init__("the records in between are not there any more")
+        super().__init__("it has none of the links that were named")
         self.head = head
 
 
-async def follow(store: ChainStore, network: Network, clock: Clock, peer: str) -> None:
-    """Follow a peer's branch to its end if it wins. Raises TooFarBehind.
+async def ask_records(network: Network, clock: Clock, peer: str, question: RecordsAfter) -> list[ChainRecord]:
+    """Records of a peer's branch, page by page, as long as it says that it is ahead. They prove nothing yet.
 
-    What is held of a branch that does not win yet is bounded, and valid.
+    Raises NothingInCommon.
     """
-    base, held, pages = "", list[ChainRecord](), 0
-    while True:
-        chain = store.chain
-        known = (*[record.link for record in held[-1:]], *store.locator())
-        question = RecordsAfter(part=store.part, known=known, term=chain.head.term, step=chain.head.step)
-        answer, page = await _ask(network, clock, peer, question)
-        if chain.rank >= (answer.term, answer.step):
-            return
-        if not answer.base or pages == MAX_PAGES:
-            raise TooFarBehind(answer.head)
+    held = list[ChainRecord]()
+    for _ in range(MAX_PAGES):
+        known = (*[record.link for record in held[-1:]], *question.known)
+        answer, page = await _ask(network, clock, peer, question.changed(known=known))
+        if (answer.term, answer.step) <= (question.term, question.step):
+            return []
+        if not answer.base:
+            raise NothingInCommon(answer.head)
         if not page:
             raise BadAnswer(peer, "it says that it is ahead, and does not show it")
-        if answer.base != known[0] or not held:
-            base, held = answer.base, []
-        held, pages = [*held, *page], pages + 1
-        if store.chain is not chain or base not in chain:
-            return  # this peer has gone elsewhere meanwhile
-        if _rank_after(chain, base, held) > chain.rank:
-            try:
-                store.adopt(held)
-            except ValueError as error:
-                raise BadAnswer(peer, str(error)) from None
-            held, pages = [], 0
-            await store.flush()
-        elif not chain.is_valid_after(base, held):
-            raise BadAnswer(peer, "a record that is not valid")
+        held = [*(held if answer.base == known[0] else ()), *page]
+        if held[-1].link == answer.head:
+            break
+    return held
 
 
 async def _ask(network: Network, clock: Clock, peer: str, question: RecordsAfter) -> tuple[Records, list[ChainRecord]]:
@@ -93,14 +81,6 @@ async def _ask(network: Network, clock: Clock, peer: str, question: RecordsAfter
         if answer.base not in question.known and (answer.base or answer.count):
             raise ValueError("records after a link that was not named")
         return answer, await receive_records(stream, answer.count, PAGE_BYTES)
-
-
-def _rank_after(chain: Chain, base: str, records: Sequence[ChainRecord]) -> tuple[tuple[int, str], int]:
-    """Of a branch, if its records are valid."""
-    term = chain.at(base).term
-    for record in records:
-        term = (record.term, record.link) if isinstance(record, Reset) else term
-    return term, records[-1].after
 
 
 async def fetch_anchor(

@@ -126,12 +126,6 @@ class ChainStore:
         self.chain = Chain(anchor.instance(commit, self._organizer, self._verifier), self._verifier)
         self._anchor, self._commit, self._first, self._sizes = anchor, commit, first, []
 
-    def locator(self) -> tuple[str, ...]:
-        """Links of this branch, newest first, ever further apart; the anchor's is the last one."""
-        records = self.chain.records
-        links = [records[-(2**power)].link for power in range(len(records).bit_length())]
-        return (*links, self._anchor.link(self._commit))
-
     def page(self, link: str, count: int, size: int) -> tuple[ChainRecord, ...]:
         """Return records after a link of this branch: the first one, and more up to these bounds."""
         records = self.chain.since(link)

@@ -93,6 +93,21 @@ class Chain:
         del self._records[keep:], self._instances[keep + 1 :]
         return left
 
+    def append(self, record: ChainRecord, after: Instance) -> None:
+        """Adopt the next record, which another copy of this chain has found valid. :param after: where it leads"""
+        self._places[record.link] = len(self._instances)
+        self._records.append(record)
+        self._instances.append(after)
+
+    def restart(self, anchor: Instance) -> None:
+        """Begin anew where a state was taken."""
+        self._instances, self._records, self._places = [anchor], [], {anchor.previous: 0}
+
+    def locator(self) -> tuple[str, ...]:
+        """Links of this branch, newest first, ever further apart; the anchor's is the last one."""
+        links = [self._records[-(2**power)].link for power in range(len(self._records).bit_length())]
+        return (*links, self._instances[0].previous)
+
     def trim(self, keep: int = KEPT) -> tuple[ChainRecord, ...]:
         """Forget the oldest records beyond that number; returns them."""
         count = max(0, len(self._records) - keep)

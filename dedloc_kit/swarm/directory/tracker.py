@@ -19,7 +19,7 @@ from dedloc_kit.config.run import MAX_BATCHES, RunConfig
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.position import check_position
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
+from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.shared_table import DHT_TIMEOUT, FRESH_SECONDS, SharedTable
 from dedloc_kit.swarm.directory.twin import Twin
@@ -85,7 +85,6 @@ class Tracker(threading.Thread):
         self._mine: Progress | None = None
         self._dirty = self._news = self._report_now = False
         self._period = 0.0
-        self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
 
     def report(self, mine: Progress, period: float) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
@@ -169,17 +168,6 @@ class Tracker(threading.Thread):
         if (organizer := self.others().get(self.belief.organizer)) is not None:
             self.belief.hear(organizer)
         self.belief.see(self.peers.alive().keys(), self.looked)
-        self._doubt_claims()
-
-    def _doubt_claims(self) -> None:
-        """Tell of whoever claims to be far ahead without a proof; once."""
-        if self._mine is None:
-            return
-        newest = self.newest(Position(self._mine.step, self._mine.round)).step
-        far = {peer: p.step for peer, p in self.others().items() if p.step > newest + STEPS_AT_ONCE}
-        for peer in far.keys() - self._far:
-            self.reject(f"Progress: {peer} claims step {far[peer]}, which nothing proves")
-        self._far = frozenset(far)
 
     def _check(self, progress: Progress) -> None:
         if progress.time > get_dht_time() + TIME_TO_LIVE:

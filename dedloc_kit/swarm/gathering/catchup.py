@@ -57,6 +57,13 @@ class NoAnswer:
 
 
 @dataclass(frozen=True)
+class NothingKept:
+    """A peer is ahead, as it says, and keeps no record that follows on this branch."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class Failed:
     """What was to be taken could not be had."""
 
@@ -68,7 +75,7 @@ class Look:
     in_round: bool = False
 
 
-Event = Records | NoAnswer | Failed | Look
+Event = Records | NoAnswer | NothingKept | Failed | Look
 
 # Effects
 
@@ -102,9 +109,8 @@ class TakeState:
 
 @dataclass(frozen=True)
 class TooFarBehind:
-    """Nobody keeps the records between this branch and the coordinator's head: take the state with its chain from it.
-
-    :ivar peer: the coordinator, whose word is enough
+    """A peer keeps nothing of what lies between this branch and its own, as it says: if that is so, take the state with
+    its chain, as a newcomer does. The chain proves nothing here: whose word counts is the caller's to know.
     """
 
     peer: PeerId
@@ -148,6 +154,11 @@ class CatchUp:
                 if peer != self._asked:
                     return []
                 self._put_off(peer, now)
+            case NothingKept(peer):
+                if peer != self._asked:
+                    return []
+                self._put_off(peer, now)
+                return [TooFarBehind(peer)]
             case Failed():
                 if self._taking:
                     return self._take_state_or_give_up(now)
@@ -209,14 +220,13 @@ class CatchUp:
 
     def _examine(self, peer: PeerId, records: Sequence[ChainRecord], now: float) -> list[Effect] | None:
         """None if they prove nothing better."""
-        head = self._chain.head
         found = self._chain.parting(records[:KEPT])
         if found is None:
             connects = (
                 not records or self._chain.previous_of(records[0]) in self._chain or records[0].link in self._chain
             )
             self._put_off(peer, now)
-            return None if connects or peer != head.coordinator else [TooFarBehind(peer)]
+            return None if connects else [TooFarBehind(peer)]
         base, rest = found
         if self._rank_after(base, rest) <= self._chain.rank or not self._chain.is_valid_after(base, rest):
             self._put_off(peer, now)
@@ -236,7 +246,8 @@ class CatchUp:
         """The next record of what was proven, or the state after all of it."""
         commits = sum(isinstance(record, Commit) for record in self._proven)
         first = self._proven[0]
-        if self._chain.previous_of(first) != self._chain.head.previous or commits > self._options.averages:
+        elsewhere = self._chain.previous_of(first) != self._chain.head.previous
+        if elsewhere or commits > self._options.averages or any(map(_takes_over, self._proven)):
             return self._take_state(now)
         holders = first.holders if isinstance(first, Commit) else ()
         others = [peer for peer, at in self._reachable().items() if at.rank > self._chain.rank and peer not in holders]
@@ -259,6 +270,11 @@ class CatchUp:
 
     def _reachable(self) -> Mapping[PeerId, Position]:
         return {peer: at for peer, at in self._table.alive().items() if not (self._client and at.client)}
+
+
+def _takes_over(record: ChainRecord) -> bool:
+    """Whether a person has chosen another state for this step."""
+    return isinstance(record, Reset) and record.chosen
 
 
 def _after(chain: Chain, records: tuple[ChainRecord, ...]) -> tuple[ChainRecord, ...]:

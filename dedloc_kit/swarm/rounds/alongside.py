@@ -1,6 +1,6 @@
 """How a peer that holds no parameters stays where the others are: it hears to which step they have come.
 
-It takes nobody's state for that, and no word that `Belief` does not; a wrong one would only keep it out of a round.
+The chain proves that; where it begins, `Belief` says whose word to take. A wrong one would only keep it out of a round.
 """
 
 import logging
@@ -9,17 +9,17 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
-from hivemind.utils import get_dht_time
-
 from dedloc_kit.learning.train.state.no_state import NoState
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.state import StateInfo
-from dedloc_kit.swarm.chain import files
-from dedloc_kit.swarm.consensus.records import Commit
+from dedloc_kit.swarm.consensus.chain import ChainRecord
+from dedloc_kit.swarm.consensus.records import Reset
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.gathering.catchup import TakeRecord, TooFarBehind
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep, missed_step
 from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.following import Following
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.transfer.protocol import Header
 
@@ -33,14 +33,22 @@ class Alongside:
     """In place of `CatchUp`, of which it has the methods."""
 
     def __init__(
-        self, state: NoState, exchange: Exchange, tracker: Tracker, branch: StateBranch, stop: threading.Event
+        self,
+        state: NoState,
+        exchange: Exchange,
+        tracker: Tracker,
+        branch: StateBranch,
+        stop: threading.Event,
+        client: bool = False,
     ) -> None:
+        """:param client: this peer makes outgoing connections only"""
         self._state, self._exchange, self._tracker = state, exchange, tracker
         self._branch, self._stop = branch, stop
+        self._following = Following(branch, tracker, client)
 
     def behind(self) -> bool:
-        """Are the others elsewhere?"""
-        return self._newest() != self._state.position
+        """Is it proven that the others are elsewhere? Asks them now and then."""
+        return self._following.due() is not None
 
     def load(self) -> bool:
         """Find out for the first time where they are; False if nobody says it."""
@@ -58,28 +66,40 @@ class Alongside:
         return False
 
     def follow(self) -> list[MissedStep]:
-        """Be where the others are; the steps that were missed, in order, as far as somebody still tells of them."""
-        newest, missed = self._newest(), list[MissedStep]()
-        donors = self._donors(newest)
-        followed = self._branch.follow(donors) if donors else None
-        for encoded in followed.records if followed is not None and followed.head is not None else ():
-            record = files.decode(encoded, *files.RECORDS)
+        """Be where the others are; the steps that were missed, in order."""
+        missed = list[MissedStep]()
+        while not self._stop.is_set() and (due := self._following.due()) is not None:
+            if isinstance(due, TooFarBehind):
+                if not self._move(self._newest()):
+                    self._following.failed()
+                    break
+                continue
+            records = (due.record,) if isinstance(due, TakeRecord) else due.records
             try:
-                step = missed_step(self._branch.reader, record)
+                head = self._branch.take(*records)
             except ValueError as error:
-                self._tracker.reject(f"a missed step: {error}")
+                _log.warning("missed steps are not taken: %s", error)
+                self._following.failed()
                 break
-            if isinstance(record, Commit):
-                self._state.count(step.receipt, self._branch.decay_in(step.contributions))
-            else:
-                self._state.move(Position(record.step - 1, record.link))
-            missed.append(step)
-        if missed:
-            self._branch.renew()
-            self._tracker.belief.reached(self._state.step, float(get_dht_time()))
-        if self.behind() and not self._stop.is_set():
-            self._move(self._newest())
+            missed += [step for record in records if (step := self._take(record)) is not None]
+            self._branch.moved(head)
         return missed
+
+    def _take(self, record: ChainRecord) -> MissedStep | None:
+        """Go one record further; None if it is not known who contributed to it."""
+        try:
+            step = missed_step(self._branch.reader, record)
+        except ValueError as error:
+            self._tracker.reject(f"a missed step: {error}")
+            step = None
+        if step is None or isinstance(record, Reset):
+            self._state.move(Position(record.after - 1, record.link))
+        else:
+            self._state.count(step.receipt, self._branch.decay_in(step.contributions))
+        return step
+
+    def rejoin(self) -> None:
+        """The organizer's peer is none that holds no parameters."""
 
     def led_here(self) -> MissedStep | None:
         """It is not known."""
@@ -106,7 +126,6 @@ class Alongside:
                 continue
             self._state.move(Position(info.step, head.instance.previous))
             self._branch.moved(head)
-            self._tracker.belief.reached(info.step, float(get_dht_time()))
             return True
         return False
 

@@ -18,14 +18,15 @@ from dedloc_kit.records.steps import Contribution, Receipt
 from dedloc_kit.swarm.allreduce.encoding.codec import decode_all, read_part
 from dedloc_kit.swarm.allreduce.parts import digest_of
 from dedloc_kit.swarm.averaging.entries import EntryReader
-from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.consensus.chain import ChainRecord
 from dedloc_kit.swarm.consensus.records import Commit, Reset
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.gathering.catchup import TakeRecord, TakeState, TooFarBehind
 from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.finished_step import check_signed, receipt_of, record_in
+from dedloc_kit.swarm.rounds.following import Following
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.stored import StoredCopies
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
@@ -35,9 +36,6 @@ LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
 LOAD_RESTARTS = 8
 """How often the swarm may have moved on when a download of its state has just begun."""
-
-PEERS_FOLLOWED = 3
-"""That are asked for records, one after the other."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,10 +79,11 @@ def missed_step(reader: EntryReader, record: ChainRecord, receipt: Receipt | Non
 
 
 class CatchUp:
-    """Compares our state with what the others say of theirs, and fetches what we lack.
+    """Fetches what the state lacks.
 
-    A peer that missed a global step or a few gets their averages, which are compressed and say who contributed; one
-    that is further behind, or has other parameters than the rest, gets the whole state.
+    Where the swarm is, the chain proves (see `Following`), and to a newcomer `Belief`. A peer that missed a global step
+    or a few gets their averages, which are compressed and say who contributed; one that is further behind, or has other
+    parameters than the rest, gets the whole state, which `Witnesses` confirm.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class CatchUp:
         self._run, self._profile, self._stop = state.run, profile, stop
         self._on_loading = on_loading
         self._reader = branch.reader
-        self._due: list[ChainRecord] = []  # that the branch has taken and the state has not
+        self._following = Following(branch, tracker, profile.client_mode)
         self._checked = self._run.trust.checks == "on"
         """Then whoever is given anything false would seem to cheat."""
         state_bucket = self._run.averaging.state_bucket
@@ -113,21 +112,28 @@ class CatchUp:
         self._one_by_one = False
 
     def behind(self) -> bool:
-        """Is there a newer state, or another one that more peers hold?"""
-        return self._tracker.newest(self._state.position) != self._state.position or self._drifted()
+        """Is a newer state proven, or another one that more peers hold? Asks the others now and then."""
+        return self._due() is not None or self._drifted()
 
     def follow(self) -> list[MissedStep]:
         """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
-        missed = self._take_records()
-        if self.behind() and not self._stop.is_set():
-            before = self._state.position
-            known = {before.step: before.round} | {receipt.step: receipt.round for receipt in self._state.receipts}
-            if self._load_state():
-                missed += self._receipts_other_than(known, before.step)
-            else:
-                _log.warning("the swarm is ahead, but nobody hands out its state; still trying")
-                self._stop.wait(LOAD_PAUSE)
+        missed = list[MissedStep]()
+        while not self._stop.is_set() and (due := self._due()) is not None:
+            taken = self._take(due.record, due.holders) if isinstance(due, TakeRecord) else self._replace_state(due)
+            missed += taken or []
+            if taken is None:
+                self._following.failed()
+                if not isinstance(due, TakeRecord):
+                    break
+        if self._drifted() and not self._stop.is_set():
+            missed += self._replace_state() or []
         return missed
+
+    def _due(self) -> TakeRecord | TakeState | TooFarBehind | None:
+        due = self._following.due()
+        if due is None and self._branch.anew and self._newest().step > self._state.step:
+            return TooFarBehind(self._branch.peer)  # others have gone on with the chain that this peer has lost
+        return due
 
     def load(self) -> bool:
         """Get the swarm's state for the first time; False if nobody hands it out."""
@@ -135,7 +141,7 @@ class CatchUp:
             if attempt and self._stop.wait(LOAD_PAUSE):
                 break
             self._look()
-            if self._holds_first() or self._load_state():
+            if self._holds_first() or self._load_state(self._newest):
                 return True
         return False
 
@@ -146,6 +152,10 @@ class CatchUp:
             if receipt.step == self._state.step:
                 return self._read(receipt)
         return None
+
+    def _newest(self) -> Position:
+        """Where a newcomer believes that the swarm is."""
+        return self._tracker.newest(self._state.position)
 
     def _read(self, receipt: Receipt) -> MissedStep | None:
         try:
@@ -170,7 +180,7 @@ class CatchUp:
         Other software may have drawn other weights."""
         organizer = self._tracker.belief.organizer
         progress = self._tracker.others().get(organizer)
-        begins = self._state.position == START and self._tracker.newest(START).step == 0
+        begins = self._state.position == START and self._newest().step == 0
         if not begins or progress is None or progress.step or self._state.differs(progress.sketch):
             return False
         header = self._exchange.transfers.ask_for_state(organizer).result()
@@ -188,47 +198,23 @@ class CatchUp:
 
     # Steps that we missed
 
-    def _take_records(self) -> list[MissedStep]:
-        """Follow the branch of the others, as far as their averages are to be had."""
-        newest = self._tracker.newest(self._state.position)
-        donors = self._to_ask(self._tracker.at(*newest)) if newest != self._state.position else []
-        if self._branch.head is None or not donors:
-            return []
-        if not self._due:
-            asked = random.sample(donors, min(PEERS_FOLLOWED, len(donors)))
-            followed = self._branch.follow(asked)
-            if followed.head is None or followed.left:
-                return []
-            self._due = [files.decode(record, *files.RECORDS) for record in followed.records]
-        missed = list[MissedStep]()
-        while self._due and not self._stop.is_set():
-            step = self._take(self._due[0], donors)
-            if step is None:
-                break
-            missed.append(step)
-            del self._due[0]
-        if not self._due:
-            self._branch.renew()
-        return missed
-
-    def _take(self, record: ChainRecord, donors: Sequence[str]) -> MissedStep | None:
-        """Move the state by one record; None if that is not possible."""
-        if isinstance(record, Reset):
-            if record.chosen:
-                return None  # another state, which has to be loaded
-            self._state.go_on_from(record.link, self._state.anchor)
-            return missed_step(self._reader, record)
-        average = self._average_of(record, donors)
-        if average is None:
-            return None
+    def _take(self, record: ChainRecord, holders: Sequence[str]) -> list[MissedStep] | None:
+        """Move state and branch by one record; None if that is not possible."""
+        average = None
+        if isinstance(record, Commit):
+            average = self._average_of(record, self._to_ask(self._those(holders)))
+            if average is None:
+                return None
         try:
             step = missed_step(self._reader, record)
+            head = self._branch.take(record)
         except ValueError as error:
             self._tracker.reject(f"a missed step: {error}")
             return None
-        self._state.apply(average, step.receipt, self._branch.decay_in(step.contributions))
-        self._tracker.belief.reached(step.receipt.step, float(get_dht_time()))
-        return step
+        if average is not None:
+            self._state.apply(average, step.receipt, self._branch.decay_in(step.contributions))
+        self._branch.moved(head)
+        return [step]
 
     def _average_of(self, commit: Commit, donors: Sequence[str]) -> Tensor | None:
         """The average that a commit names: no other one is taken, whoever gives it."""
@@ -249,12 +235,36 @@ class CatchUp:
 
     # The whole state
 
-    def _load_state(self) -> bool:
-        """Download the newest state that is proven, and make sure that it is; False if that did not succeed."""
-        if self._load_stored():
+    def _replace_state(self, due: TakeState | TooFarBehind | None = None) -> list[MissedStep] | None:
+        """Take another state in place of ours; None if that did not succeed.
+
+        :param due: none if other parameters are to be had at the same place
+        """
+        before = self._state.position
+        known = {before.step: before.round} | {receipt.step: receipt.round for receipt in self._state.receipts}
+        if isinstance(due, TakeState):
+            self._branch.weigh_by(due.records)
+            wanted = Position(due.records[-1].after - 1, due.records[-1].link)
+            loaded = self._load_state(lambda: wanted)
+        elif due is not None and self._newest() == before:
+            return None  # nobody says so whose word counts
+        else:
+            loaded = self._load_state(self._newest if due is not None else lambda: before)
+        if loaded:
+            return self._receipts_other_than(known, before.step)
+        _log.warning("the swarm is ahead, but nobody hands out its state; still trying")
+        self._stop.wait(LOAD_PAUSE)
+        return None
+
+    def _load_state(self, newest: Callable[[], Position]) -> bool:
+        """Download the newest state that is proven, and make sure that it is; False if that did not succeed.
+
+        :param newest: where that is, as far as known; asked again while the swarm is faster
+        """
+        if self._load_stored(newest()):
             return True
         for _ in range(LOAD_RESTARTS):
-            wanted = self._tracker.newest(self._state.position)
+            wanted = newest()
             donors = self._donors(wanted)
             verdict = self._load_from(donors, wanted) if donors else "unproven"
             if verdict == "wrong":
@@ -265,15 +275,12 @@ class CatchUp:
             self._look()
         return verdict == "right"
 
-    def _load_stored(self) -> bool:
-        """Take the state in the run's bucket and the averages since then, if that is the way to the newest one."""
-        wanted, like = self._tracker.newest(self._state.position), self._state.tensors()
+    def _load_stored(self, wanted: Position) -> bool:
+        """Take the state in the run's bucket, if that is the way to the newest one: averages lead on from it."""
+        like = self._state.tensors()
         expected = ExpectedState(self._run.run_id, StateLayout(like).size)
         found = self._stored.state(expected, self._state.position, wanted, like)
-        if found is None or not self._took_over(found, 0):
-            return False
-        self._take_records()
-        return True
+        return found is not None and self._took_over(found, 0)
 
     def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
         witnesses = Witnesses(self._exchange.transfers.ask_for_sketch, self._tracker, self._stop)
@@ -307,7 +314,7 @@ class CatchUp:
         try:
             info = StateInfo.parse(metadata["info"])
             receipts = self._genuine(Receipt.parse(values) for values in metadata["receipts"])
-            if not least <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
+            if info.step < least:
                 raise ValueError(f"it is of step {info.step}, the swarm is at {least}")
             verdict = "right" if witnesses is None else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
@@ -315,12 +322,10 @@ class CatchUp:
             head = self._branch.at(info, metadata["anchor"])
             self._state.load(self._but_buffers(tensors), info, receipts)
             self._branch.moved(head)
-            self._due = []
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("a downloaded state was refused: %s", error)
             return False
         self._exchange.averager.forget_feedback()
-        self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False
         return True
 
@@ -339,8 +344,11 @@ class CatchUp:
         self._one_by_one = True
 
     def _donors(self, wanted: Position) -> list[str]:
-        """Whom to ask for this state; where we hold it already, those whose parameters are other ones."""
-        donors = self._holders(wanted)
+        """Whom to ask for this state; where we hold it already, those whose parameters are other ones.
+
+        If they all have gone on, those who count and have too: witnesses know that state as well.
+        """
+        donors = self._holders(wanted) or self._beyond(wanted)
         if wanted == self._state.position and self._state.step:
             donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
         able = [peer for peer in self._to_ask(donors) if peer not in self._liars]
@@ -352,6 +360,20 @@ class CatchUp:
     def _holders(self, position: Position) -> dict[str, Progress]:
         """The others who have that state."""
         return {peer: progress for peer, progress in self._tracker.at(*position).items() if progress.holds_state}
+
+    def _beyond(self, position: Position) -> dict[str, Progress]:
+        belief = self._tracker.belief
+        return {
+            peer: progress
+            for peer, progress in self._tracker.others().items()
+            if progress.holds_state and progress.step > position.step
+            if peer == belief.organizer or belief.weight(peer)
+        }
+
+    def _those(self, peers: Sequence[str]) -> dict[str, Progress]:
+        """Those of these peers who are there."""
+        others = self._tracker.others()
+        return {peer: others[peer] for peer in peers if peer in others}
 
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""

@@ -132,7 +132,7 @@ class CollaborativeOptimizer:
         self._looked = 0.0  # when the organizer's peer last looked whether the voters are gone
         self._catch_up: CatchUp | Alongside
         if isinstance(state, NoState):
-            self._catch_up = Alongside(state, exchange, tracker, self.branch, caller.stop)
+            self._catch_up = Alongside(state, exchange, tracker, self.branch, caller.stop, profile.client_mode)
         else:
             self._catch_up = CatchUp(state, exchange, tracker, self.branch, profile, caller.stop, caller.on_loading)
 
@@ -411,12 +411,13 @@ class CollaborativeOptimizer:
         complete: RoundResult | None = None
         if self._going_back is not None and self._went_back(*self._going_back):
             pass
+        elif not self._rounds.begun and self._catch_up.behind():
+            self._rounds.call_off()
+            self._follow_the_swarm()
         elif self._rounds.under_way:
             complete = self._rounds.advance()
             if complete is None and not self._rounds.under_way:
                 self._report()  # the round came to nothing: its samples count toward the next one
-        elif self._catch_up.behind():
-            self._follow_the_swarm()
         elif self._looks_for_voters() and self.branch.look(self.tracker.others()):
             self._report()
         elif self.step < self.last_step:
@@ -459,7 +460,6 @@ class CollaborativeOptimizer:
             self._exchange.averager.put_back()
             self._accumulator.confirm(pieces)
             self._rounds.batch.drop_stale()
-        self.tracker.belief.took(receipt.step, receipt.time, outcome.weights)
         self._rounds.stepped(outcome.weights)  # before it tells: what it computed since is open
         self._report()
         self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)
@@ -468,7 +468,7 @@ class CollaborativeOptimizer:
         """Is nobody further, as far as this peer has had the time to hear?"""
         heard = self.tracker.belief.hears(self.tracker.others().keys(), float(get_dht_time()))
         settled = time.monotonic() - self._began > SETTLING_SECONDS
-        return heard and settled and self.tracker.newest(self.state.position).step == self.step < self.last_step
+        return heard and settled and not self._catch_up.behind() and self.step < self.last_step
 
     def _went_back(self, found: Found, rate: float, after: int, agree: Agree) -> bool:
         """Go back, if it is time to."""
@@ -489,7 +489,6 @@ class CollaborativeOptimizer:
         self._going_back = None
         self._stepped = 0.0
         self._exchange.averager.forget_feedback()
-        self.tracker.belief.reached(step, now)
         self._rounds.stepped({})
         self._report()
         _log.warning(told(step, f"the state of step {info.step}", rate))

@@ -5,6 +5,9 @@ import logging
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
@@ -12,7 +15,9 @@ from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.averaging.entries import EntryReader
 from dedloc_kit.swarm.chain import files
-from dedloc_kit.swarm.chain.branch import Anchored, Branch, Followed, Head
+from dedloc_kit.swarm.chain.branch import PART, Anchored, Branch, Head
+from dedloc_kit.swarm.chain.messages import RecordsAfter
+from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord
 from dedloc_kit.swarm.consensus.electorate import Electorate
 from dedloc_kit.swarm.consensus.instance import Instance, Term
 from dedloc_kit.swarm.consensus.records import Commit, Voter
@@ -20,10 +25,13 @@ from dedloc_kit.swarm.consensus.resets import Position
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.p2p.adapters import KeyVerifier
 from dedloc_kit.swarm.rounds.finished_step import decay_in
 from dedloc_kit.swarm.trust.weight import Weigh
 
 LINK_LENGTH = 64
+REMEMBERED = 100
+"""Records in the memory of the training's process: a peer whose branch was left goes back so far by itself."""
 QUIET_SECONDS = 5.0
 """So long a peer waits for others before it says so."""
 
@@ -47,16 +55,22 @@ class StateBranch:
     :ivar end: of the branch; nobody is there before this peer takes part
 
     :param host: where the Branch lives
+    :ivar chain: the newest records of this branch; None before this peer takes part
+    :ivar anew: this peer, the organizer's, had lost its chain, and nobody has decided on a step with it since
     """
 
     def __init__(self, host: Host, state: TrainingState, tracker: Tracker, signer: Signer, weigh: Weigh) -> None:
         organizer = tracker.belief.organizer
-        self._host, self._state, self._organizer, self._me = host, state, organizer, signer.peer
+        self._host, self._state, self._organizer, self.peer = host, state, organizer, signer.peer
         self._others = tracker.others
         self._signer = signer
         self.reader = EntryReader(state.run, organizer, signer, weigh)
+        self._belief = tracker.belief
         self._head: Head | None = None
         self.end = End(Instance(state.run_id, "", 0, "nowhere", (0, ""), organizer, organizer, Electorate({}, None)))
+        self.chain: Chain | None = None
+        self.anew = False
+        self._taken: tuple[ChainRecord, ...] = ()
         self._told = ""
         self._waits_since = math.inf
 
@@ -80,35 +94,30 @@ class StateBranch:
         the organizer says it itself."""
         if self._head is not None:
             return
-        if self._me != self._organizer:
+        if self.peer != self._organizer:
             self._move(self.at(self._state.info, self._state.anchor))
             return
         link = self._state.round
         if len(link) not in (0, LINK_LENGTH):  # of a run before there was a chain
             link = hashlib.sha256(link.encode()).hexdigest()
-        head = self._host.call(Branch.open, link).result()
-        if head is None:
-            head = self._host.call(Branch.begin, self._state.step, link, self.digest).result()
-        self._move(head)
+        if (head := self._host.call(Branch.open, link).result()) is not None:
+            self._move(head)
+            return
+        self._move(self._host.call(Branch.begin, self._state.step, link, self.digest).result())
+        self.anew = self._state.step > 0
 
     def start_at(self, anchor: bytes) -> None:
-        """The run begins here; raises ValueError if that is not signed."""
-        head = self._load(anchor)
-        if head.instance.step != self._state.step + 1:
-            raise ValueError("the run is beyond its beginning")
-        self._move(head)
+        """The run begins here; raises ValueError if that is not signed, or the run is beyond its beginning."""
+        self._move(self._load(anchor, self._state.step, None))
 
     def at(self, info: StateInfo, anchor: bytes) -> Head:
         """The head of a state that is about to be taken over; raises ValueError if the anchor is not one of it."""
-        head = self._load(anchor)
-        if (head.instance.step - 1, head.instance.previous) != (info.step, info.rounds[-1] if info.rounds else ""):
-            raise ValueError("the anchor is that of another state")
-        return head
+        return self._load(anchor, info.step, info.rounds[-1] if info.rounds else "")
 
-    def _load(self, anchor: bytes) -> Head:
+    def _load(self, anchor: bytes, step: int, link: str | None) -> Head:
         if not isinstance(anchor, bytes):
             raise ValueError("an anchor is not bytes")
-        return self._host.call(Branch.load, anchor).result()
+        return self._host.call(Branch.load, anchor, step, link).result()
 
     def decay_in(self, contributions: Mapping[str, Contribution]) -> int:
         """Over how many steps the learning rate falls from the step with these contributions on; 0: it does not."""
@@ -121,12 +130,11 @@ class StateBranch:
         state = self._state
         return hashlib.sha256(f"{state.run_id} {state.step} {state.round} {state.sketch}".encode()).hexdigest()
 
-    def take(self, commit: Commit) -> Head:
-        """A round has decided this step; the state has to take it, and `moved` ends that.
-
-        Raises ValueError if it does not follow the branch.
-        """
-        return self._host.call(Branch.take, commit).result()
+    def take(self, *records: ChainRecord) -> Head:
+        """Adopt records; the state has to follow, and `moved` ends that. Raises ValueError if they do not win."""
+        head = self._host.call(Branch.take, records).result()
+        self._taken = records
+        return head
 
     def take_over(self, step: int, info: StateInfo, rate: float) -> Head:
         """Sign a reset for a person, of the organizer's peer; the state then has to follow.
@@ -139,13 +147,12 @@ class StateBranch:
         state = hashlib.sha256(f"{info.run_id} {info.step} {info.rounds} {rate}".encode()).hexdigest()
         return self._host.call(Branch.take_over, state, step + 1, rate).result()
 
-    def follow(self, peers: Sequence[str]) -> Followed:
-        """Records of peers that are ahead; the state then has to follow, and `moved` ends that."""
-        return self._host.call(Branch.follow, list(peers)).result()
-
-    def renew(self) -> None:
-        """The state has followed all records that the branch has taken."""
-        self._move(self._host.call(Branch.newest).result())
+    def ask(self, peer: str) -> Future[tuple[ChainRecord, ...] | None]:
+        """Ask another peer for what follows on its branch; as `Branch.ask`."""
+        assert self.chain is not None
+        head = self.chain.head
+        question = RecordsAfter(part=PART, known=self.chain.locator(), term=head.term, step=head.step)
+        return self._host.call(Branch.ask, peer, question)
 
     def moved(self, head: Head) -> None:
         """The state has followed."""
@@ -176,15 +183,15 @@ class StateBranch:
         if self._head is None:
             return False
         told = {peer: progress.incarnation for peer, progress in self._others().items()}
-        told[self._me] = self._head.incarnation
-        return self._head.instance.electorate.enough_peers({*peers, self._me}, told)
+        told[self.peer] = self._head.incarnation
+        return self._head.instance.electorate.enough_peers({*peers, self.peer}, told)
 
     def needed(self, peers: Collection[str]) -> frozenset[str]:
         """Peers without which these and this one may not take the next step; says so once if it lasts."""
         if self._head is None or self.may_step(peers):
             self._waits_since = math.inf
             return frozenset()
-        missing = self._head.instance.electorate.peers - {*peers, self._me}
+        missing = self._head.instance.electorate.peers - {*peers, self.peer}
         now = time.monotonic()
         self._waits_since = min(self._waits_since, now)
         if now - self._waits_since > QUIET_SECONDS and self._told != self._state.round:
@@ -193,6 +200,26 @@ class StateBranch:
         return frozenset(missing)
 
     def _move(self, head: Head) -> None:
-        self._state.go_on_from(head.instance.previous, head.anchor)
-        self._head = head
-        self.end.move(head.instance, files.decode(head.anchor, Anchored).commit)
+        instance, taken = head.instance, self._taken
+        self._head, self._taken, self.anew = head, (), False
+        self._state.go_on_from(instance.previous, head.anchor)
+        self.end.move(instance, files.decode(head.anchor, Anchored).commit)
+        if self.chain is None:
+            self.chain = Chain(instance, KeyVerifier())
+        elif len(taken) == 1 and self.chain.previous_of(taken[0]) == self.chain.head.previous:
+            self.chain.append(taken[0], instance)
+            self.chain.trim(REMEMBERED)
+        elif instance != self.chain.head:
+            self.chain.restart(instance)
+        self._weigh(instance.step - 1, instance.electorate)
+
+    def weigh_by(self, records: Sequence[ChainRecord]) -> None:
+        """From now on those prove a state who counted in the last of these commits, which the chain has proven."""
+        for record in reversed(records):
+            if isinstance(record, Commit):
+                self._weigh(record.after - 1, Electorate.of_value(record.value, None))
+                break
+
+    def _weigh(self, step: int, electorate: Electorate) -> None:
+        weights = {voter.peer: weight for voter, weight in electorate.weights.items()}
+        self._belief.took(step, float(get_dht_time()), weights)

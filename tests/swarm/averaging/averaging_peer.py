@@ -171,7 +171,7 @@ def main() -> None:
             averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0, work)
         outcome = group.result()
         if outcome.commit is not None:
-            head = host.call(Branch.take, outcome.commit).result()
+            head = host.call(Branch.take, [outcome.commit]).result()
         with averager.vector.held() as tensor:
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
             counted = [job["all"][peer] for peer in outcome.contributions if peer in job["all"]]

@@ -180,7 +180,7 @@ class Party:
         results = list(await asyncio.gather(*tasks))
         for branch, result in zip(self.branches.values(), results, strict=True):
             if isinstance(result.commit, Commit):
-                await branch.take(result.commit)
+                await branch.take([result.commit])
         return results
 
     def look(self, peer: str) -> asyncio.Task[RoundResult]:

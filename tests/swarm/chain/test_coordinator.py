@@ -11,7 +11,7 @@ import pytest
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
 from dedloc_kit.swarm.chain.coordinator import Coordinator, Part
-from dedloc_kit.swarm.chain.follow import follow, offer
+from dedloc_kit.swarm.chain.follow import offer
 from dedloc_kit.swarm.chain.service import ChainService
 from dedloc_kit.swarm.chain.store import ChainStore
 from dedloc_kit.swarm.chain.vote_file import open_votes
@@ -20,6 +20,7 @@ from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import Goodbye, PartReset, Reset, Voter
 from dedloc_kit.swarm.consensus.resets import Branch, Position, ResetOptions
 from tests.swarm.chain.disks import FailingDisk
+from tests.swarm.chain.following import follow
 from tests.swarm.consensus.table import VERIFIER, digest, entry, signer, voter
 from tests.swarm.consensus.test_chain import GENESIS, START, chain, commits, reset
 from tests.swarm.p2p.in_memory import MemoryClock, MemoryDisk, MemoryNetwork, World, run

@@ -1,13 +1,12 @@
 """Those who are behind follow a branch that proves itself; nonsense and endless answers are refused, with a name."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
-from dedloc_kit.swarm.chain.follow import BadAnswer, TooFarBehind, fetch_anchor, follow, offer, say_goodbye
+from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, fetch_anchor, offer, say_goodbye
 from dedloc_kit.swarm.chain.messages import PAGE, PAGE_BYTES, SERVICE, AnchorAt, Offer, Records, RecordsAfter
 from dedloc_kit.swarm.chain.service import ChainService
 from dedloc_kit.swarm.chain.store import ChainStore
@@ -15,6 +14,7 @@ from dedloc_kit.swarm.consensus.chain import ChainRecord, Change
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.records import Goodbye, Reset
 from dedloc_kit.swarm.p2p.seams import Stream
+from tests.swarm.chain.following import follow
 from tests.swarm.consensus.table import VERIFIER, decided, digest, entry, signer, voter
 from tests.swarm.consensus.test_chain import GENESIS, START, chain, commits, reset
 from tests.swarm.p2p.in_memory import MemoryClock, MemoryDisk, MemoryNetwork, World, run
@@ -78,7 +78,7 @@ def test_a_peer_that_is_behind_follows_page_by_page(meet: Meet) -> None:
         changes.clear()
         await follow(mine, asha.network, asha.clock, bina.id)
         assert mine.head == there.head
-        assert [len(change.taken) for change in changes] == [PAGE, 47]
+        assert [len(change.taken) for change in changes] == [PAGE + 47]
         await follow(there, asha.network, asha.clock, bina.id)
         assert mine.head == there.head
 
@@ -127,7 +127,7 @@ def test_a_peer_that_is_too_far_behind_takes_a_state(meet: Meet) -> None:
         there.adopt(MANY[11:20])
         await ChainService(bina.network, bina.clock, {"": there}).start()
         mine = store(MANY[:5])
-        with pytest.raises(TooFarBehind) as raised:
+        with pytest.raises(NothingInCommon) as raised:
             await follow(mine, asha.network, asha.clock, bina.id)
         assert raised.value.head == MANY[19].link
         await follow(store(MANY[:30]), asha.network, asha.clock, bina.id)
@@ -318,7 +318,6 @@ LIES: dict[str, Script] = {
     "after what was not named": script(files.encode(MANY[4]), base=MANY[3].link),
     "after nothing": script(files.encode(MANY[1]), base=""),
     "ahead, and nothing": script(),
-    "less than it says": script(files.encode(MANY[1]), head=MANY[1].link),
 }
 
 
@@ -344,21 +343,6 @@ def test_a_liar_is_named_and_changes_nothing_that_is_not_proven(meet: Meet, lie:
     meet(test)
 
 
-def test_invalid_records_are_not_even_held(meet: Meet) -> None:
-    async def test(asha: Peer, bina: Peer) -> None:
-        async def answer(peer: str, stream: Stream) -> None:
-            question = files.decode(await stream.receive(10_000), RecordsAfter)
-            forged = decided(GENESIS, (entry(GENESIS, "p1"),), "p1")
-            await script(files.encode(forged), base=START.link)(question, stream)
-            await stream.closed()
-
-        await bina.network.serve(SERVICE, answer)
-        with pytest.raises(BadAnswer, match="not valid"):
-            await follow(store(MANY[:1]), asha.network, asha.clock, bina.id)
-
-    meet(test)
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_endless_answers_end(meet: Meet, ahead: bool) -> None:
     """One valid record that does not win, again and again."""
@@ -371,11 +355,7 @@ def test_endless_answers_end(meet: Meet, ahead: bool) -> None:
 
         await bina.network.serve(SERVICE, answer)
         mine = store(MANY[:1])
-        if ahead:
-            with pytest.raises(TooFarBehind):
-                await follow(mine, asha.network, asha.clock, bina.id)
-        else:
-            await follow(mine, asha.network, asha.clock, bina.id)
+        await follow(mine, asha.network, asha.clock, bina.id)
         assert mine.chain.records == tuple(MANY[:1])
 
     meet(test)
@@ -458,18 +438,3 @@ def test_an_anchor_that_is_not_the_one_asked_for_is_refused(meet: Meet, messages
         assert raised.value.peer == bina.id
 
     meet(test)
-
-
-def test_a_chain_that_moves_meanwhile_blames_nobody() -> None:
-    async def test() -> None:
-        world, clock = World(1), MemoryClock()
-        there = store(MANY[:9])
-        await ChainService(MemoryNetwork(world, "bina"), clock, {"": there}).start()
-        mine = store(MANY[:3])
-        following = asyncio.create_task(follow(mine, MemoryNetwork(world, "asha"), clock, "bina"))
-        await clock.sleep(0.03)
-        mine.adopt([reset(chain(MANY[:1]).head, 1)])
-        await following
-        assert mine.head.term[0] == 1
-
-    run(test())

@@ -137,7 +137,7 @@ def test_whatever_happens_what_was_once_on_disk_is_found_there(seed: int) -> Non
                 store.adopt(commits(1, store.head))
                 branch.append(store.head.previous)
             elif action < 0.75:
-                base = random.choice(store.locator())
+                base = random.choice(store.chain.locator())
                 turned = reset(store.chain.at(base), store.head.term[0] + 1, str(random.random()))
                 store.adopt([turned])
                 safe = min(safe, branch.index(base))
@@ -146,7 +146,7 @@ def test_whatever_happens_what_was_once_on_disk_is_found_there(seed: int) -> Non
                 after = MemoryDisk()
                 after.files = dict(disk.files)
                 disk, store = after, await opened(after, 8 * SIZE)
-                head, anchor = store.head.previous, store.locator()[-1]
+                head, anchor = store.head.previous, store.chain.locator()[-1]
                 assert branch[safe] in store.chain or branch.index(anchor) > safe
                 branch = branch[: branch.index(head) + 1] if head in branch else branch[: branch.index(anchor) + 1]
                 branch += [link for link in links(store.chain.records) if link not in branch]
@@ -286,12 +286,12 @@ def test_only_the_newest_records_are_held() -> None:
         assert await store.flush()
         assert KEPT <= len(store.chain.records) < KEPT + 100
         assert links(store.chain.records) == links(many)[-len(store.chain.records) :]
-        assert len(store.locator()) < 14
-        assert store.locator()[:4] == tuple(many[-(2**power)].link for power in range(4))
+        assert len(store.chain.locator()) < 14
+        assert store.chain.locator()[:4] == tuple(many[-(2**power)].link for power in range(4))
         assert len(disk.files) == len(store.chain.records) + 2
         again = await opened(disk)
         assert again.head == store.head
-        assert again.anchor_at(again.locator()[-1]) == store.anchor_at(store.locator()[-1])
+        assert again.anchor_at(again.chain.locator()[-1]) == store.anchor_at(store.chain.locator()[-1])
 
     run(test())
 

@@ -112,11 +112,15 @@ class Liar:
         return reset.signed(KeySigner(self.signer))
 
     def tell(self) -> None:
-        """Tell everyone which state it holds."""
+        """Tell everyone which state it holds, as if on the branch of the others."""
+        others = self.progress.look(peers=1, timeout=10.0, age=None)
+        others.pop(self.signer.peer, None)
+        term = max((told.term for told in others.values() if told is not None), default=(0, ""))
         told = Progress(
             run_id=self.run.run_id,
             step=self.state.step,
             round=self.state.round,
+            term=term,
             samples=0,
             samples_per_second=0.0,
             boundary_seconds=0.0,

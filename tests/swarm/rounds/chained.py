@@ -16,6 +16,7 @@ from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.no_state import NoState
 from dedloc_kit.learning.train.state.state import TrainingState
+from dedloc_kit.records.position import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
@@ -26,6 +27,7 @@ from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.branch import Anchored, Branch, World
 from dedloc_kit.swarm.consensus.records import Commit, Epoch, Voter
 from dedloc_kit.swarm.consensus.resets import ResetOptions
+from dedloc_kit.swarm.gathering.peers import PeerTable
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.p2p.adapters import KeySigner, KeyVerifier
 from dedloc_kit.swarm.rounds.catchup import CatchUp
@@ -169,6 +171,22 @@ class Impatient(threading.Event):
         return self.is_set()
 
 
+class Others(PeerTable):
+    """Everybody who tells something is there. :param told: gives what others tell now"""
+
+    def __init__(self, me: str, told: Callable[[], dict[str, Progress]]) -> None:
+        super().__init__(me)
+        self._told_now = told
+
+    def alive(self) -> dict[str, Position]:
+        return {peer: progress.position for peer, progress in self._told_now().items()}
+
+
+def directory(me: str, told: Callable[[], dict[str, Progress]]) -> Any:
+    """As `SharedTable`."""
+    return SimpleNamespace(table=Others(me, told), lock=threading.Lock(), suspect=lambda _: None, doubt=lambda _: None)
+
+
 class Follower:
     """A peer that hears a coordinator, and asks it for what it lacks.
 
@@ -206,7 +224,7 @@ class Follower:
             proves=bool,
             reject=self.rejected.append,
             refresh=lambda: None,
-            peers=SimpleNamespace(suspect=lambda _: None, doubt=lambda _: None),
+            peers=directory(signer.peer, lambda: self.others()),
         )
         self.branch = among.branch(self.state, signer, tracker)
         profile: Any = SimpleNamespace(client_mode=False)
@@ -223,7 +241,8 @@ class Follower:
     def there(self) -> Progress:
         """What the coordinator says of itself."""
         state = self.coordinator.state
-        return progress(**{"step": state.step, "round": state.round, "sketch": state.sketch, **self.said})
+        told = {"step": state.step, "round": state.round, "term": self.coordinator.branch.term}
+        return progress(**{**told, "sketch": state.sketch, **self.said})
 
     def _average(self, after: str, _donors: Sequence[str], **_how: object) -> RecentAverage | None:
         self.asked.append("average")

@@ -17,7 +17,7 @@ from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.transfer.protocol import Header
 from tests.identities import an_identity
 from tests.swarm.harness import belief, progress
-from tests.swarm.rounds.chained import BATCH, Chains, Coordinator, Impatient, chains, done
+from tests.swarm.rounds.chained import BATCH, Chains, Coordinator, Impatient, chains, directory, done
 from tests.tiny import tiny_run
 
 
@@ -41,13 +41,15 @@ class Lender:
             belief=belief(signer.peer, coordinator.signer.peer),
             reject=self.rejected.append,
             refresh=lambda: None,
+            peers=directory(signer.peer, there),
         )
         exchange: Any = SimpleNamespace(transfers=SimpleNamespace(ask_for_state=self.ask))
         self.branch = among.branch(self.state, signer, tracker)
         self.along = Alongside(self.state, exchange, tracker, self.branch, Impatient())
 
     def there(self) -> Progress:
-        return progress(step=self.coordinator.state.step, round=self.coordinator.state.round)
+        state = self.coordinator.state
+        return progress(step=state.step, round=state.round, term=self.coordinator.branch.term)
 
     def ask(self, _: str) -> Future[Header | None]:
         return done(self.header())

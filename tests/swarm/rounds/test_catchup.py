@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -214,12 +213,14 @@ def test_receipts_that_nobody_has_signed_are_not_kept(coordinator: Coordinator, 
 
 
 def test_a_state_whose_place_in_the_chain_is_not_signed_is_refused(
-    among: Chains, coordinator: Coordinator, follower: Follower, signers: tuple[Signer, Signer]
+    coordinator: Coordinator, follower: Follower, signers: tuple[Signer, Signer]
 ) -> None:
-    other: Any = Coordinator(among, coordinator.run)
-    other.step()
     coordinator.step()
-    coordinator.state.anchor, right = other.state.anchor, coordinator.state.anchor
+    right = coordinator.state.anchor
+    with chains(signers[0]) as elsewhere:
+        other = Coordinator(elsewhere, coordinator.run)
+        other.step()
+        coordinator.state.anchor = other.state.anchor
     follower.gives = lambda _: None
     assert follower.catch_up.follow() == []
     assert follower.state.position == Position(0, follower.state.round)

@@ -113,7 +113,7 @@ class Host:
 
     def call(self, method: Any, *arguments: Any, **_: Any) -> Future[Any]:
         if method is Branch.take:
-            (commit,) = arguments
+            ((commit,),) = arguments
             self.head = self._at(commit.after, commit.link, commit)
         done = Future[Any]()
         done.set_result(self.head if method in (Branch.take, Branch.load) else None)
@@ -493,6 +493,7 @@ def test_a_step_that_is_said_to_hold_nothing_is_taken_and_proves_nothing(tmp_pat
         me.optimizer.boundary()
     (mine,) = me.averager.brought
     assert (mine.samples, mine.loss, mine.batch) == (0, None, 0)
+    me.host.voters = frozenset()
     me.averager.end(RoundResult("complete", me.host.commit({me.peer: mine}), {me.peer: mine}))
     with me.averager.vector.held() as average:
         average.zero_()

@@ -224,7 +224,7 @@ def test_while_the_bucket_cannot_be_written_nothing_is_named_that_is_not_there_a
     coordinator.begin()
     wait_until(lambda: len(coordinator.told) > 1, "nobody is told")
     assert "503" in coordinator.told[0].text
-    assert newcomer.catch_up._load_stored() is False
+    assert not newcomer.catch_up.load()
     assert not server.asked, "the coordinator has not said that there is anything"
     coordinator.steps(2)
     away.clear()
@@ -250,12 +250,11 @@ def test_who_gets_nothing_right_from_the_bucket_asks_peers_and_the_bucket_not_ag
         "gone": lambda _: status(404),
     }
     server.answer = lambda path: wrong[kind](path) if path[-64:] in content else honest(path)
-    assert not before.catch_up._load_stored()
+    assert not before.catch_up.load()
     asked = len(server.asked)
     assert len(before.rejected) == 1
     assert {"away": "503", "other bytes": "other bytes", "gone": "404"}[kind] in before.rejected[0]
-    before.catch_up._load_state()
-    before.catch_up.follow()
+    assert not before.catch_up.load()
     assert len(server.asked) == asked, "it was asked again"
     assert set(before.asked) == {"state"}
     assert before.state.position == Position(0, ""), "nothing has changed"
@@ -289,6 +288,6 @@ def test_a_state_that_is_too_far_behind_the_swarm_is_left_alone(
     coordinator.uploader, resting = None, coordinator.uploader  # it is not told of what comes
     coordinator.steps(4)
     coordinator.uploader = resting
-    assert not newcomer.catch_up._load_stored()
+    assert not newcomer.catch_up.load()
     assert newcomer.state.step == 0
     assert not newcomer.rejected
