@@ -4963,27 +4963,6 @@ MUTATIONS = (
         "tests/swarm/directory/test_belief.py",
     ),
     Mutation(
-        "what an organizer said that has died is forgotten",
-        "swarm/directory/tracker.py",
-        "            self.belief.hear(organizer)\n",
-        "            pass\n",
-        "tests/swarm/directory/test_tracker.py -k left_behind_by_a_step",
-    ),
-    Mutation(
-        "the notice of another part hides what the organizer said of this one",
-        "swarm/directory/belief.py",
-        "held.intersection(self._said_last())",
-        "held.intersection([max(self._said_last())])",
-        "tests/swarm/directory/test_belief.py -k heard_and_is_away",
-    ),
-    Mutation(
-        "any step may be claimed",
-        "swarm/directory/belief.py",
-        "mine.step <= progress.step <= limit}",
-        "mine.step <= progress.step}",
-        "tests/swarm/directory/test_belief.py",
-    ),
-    Mutation(
         "a step that leaves no finite parameters ends every worker",
         "learning/train/state/state.py",
         "tuple(numbers) if all(map(math.isfinite, numbers)) else ()",
@@ -5098,8 +5077,8 @@ MUTATIONS = (
     Mutation(
         "a step without samples leaves nobody whose word counts",
         "swarm/directory/belief.py",
-        "if not any(samples.values()):",
-        "if False:",
+        "samples=counted or self.taken.samples)",
+        "samples=counted)",
         "tests/swarm/rounds/test_optimizer.py -k proves_nothing",
     ),
     Mutation(

@@ -1,12 +1,13 @@
-"""How far the swarm is, as far as it is proven: nobody is followed because of what it alone says.
+"""Whose word counts where the chain proves nothing: for a newcomer, for who looks on, and about parameters.
 
-Two things prove that the swarm is at a global step. The organizer says so: in its progress while it is there, and in
-its notice, which stays for a week; while it is away what this peer has heard of either last, if somebody holds that. Or
-those say so who brought more than half of the samples of the last step that this peer took itself: whoever holds so
-much of a step decides about the average anyhow. What peers brought that have been gone for a minute does not count, so
-that a run outlives who leaves. A peer that has taken no step yet, or of whose companions nobody is left, takes the word
-of three holders of one state if the organizer is silent; the organizer itself never does. And nobody is believed who
-claims more steps than a swarm can have taken meanwhile.
+A peer that holds a state has a chain, and that proves where the swarm is (`gathering.catchup`). A newcomer has none. It
+believes the organizer: what that says of its progress, and while it is away its notice, which stays for a week, if
+somebody holds that state. Or those who brought more than half of the samples of the last step that it knows of, from
+before it was started anew: whoever holds so much of a step decides about the average anyhow. What peers brought that
+have been gone for a minute does not count, so that a run outlives who leaves. Who knows no step, or of whose voters
+nobody is left, takes the word of three holders of one state if the organizer is silent; the organizer never does.
+
+The same peers prove which parameters belong to a step that the chain has proven: different processors may differ.
 """
 
 import math
@@ -18,10 +19,6 @@ from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
 
-STEPS_PER_SECOND = 10.0
-"""No swarm takes more: each step is gathered for, averaged and told."""
-STEPS_AT_ONCE = 10
-"""And so many more, for clocks and records that come late."""
 GONE_SECONDS = 60.0
 """Who was not seen for so long is gone."""
 BLIND_SECONDS = 15.0
@@ -41,31 +38,22 @@ class Belief:
     def __init__(self, me: str, organizer: str, notice: Callable[[], Notice]) -> None:
         self._me, self.organizer, self._notice = me, organizer, notice
         self.taken = Taken()
-        """What this peer knows by itself."""
-        self._heard = START  # what the organizer last said in its progress; its notice is older, or of another part
+        """The last step that this peer knows to be proven."""
         self._seen: dict[str, float] = {}
         self._looked, self._since = -math.inf, math.inf  # the last time, and since when again and again
 
     def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
-        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory. A step
-        without any proves nothing: those of before go on counting."""
-        if not any(samples.values()):
-            self.reached(step, time)
-            return
-        self.taken = Taken(step=step, time=time, samples={peer: count for peer, count in samples.items() if count})
-        self._seen = dict.fromkeys(self.taken.samples, time)
+        """A step is proven, with these votes or samples by peer; `time` by the clock of the directory. A step without
+        any proves nothing: those of before go on counting."""
+        counted = {peer: count for peer, count in samples.items() if count}
+        self.taken = Taken(step=step, time=time, samples=counted or self.taken.samples)
+        if counted:
+            self._seen = dict.fromkeys(counted, time)
 
     def remember(self, taken: Taken) -> None:
-        """What it took before it was started anew: it has lost its state, so only what the others brought counts."""
+        """What this peer knew before it was started anew: it has lost its state, so only what the others brought
+        counts."""
         self.took(taken.step, taken.time, {peer: n for peer, n in taken.samples.items() if peer != self._me})
-
-    def reached(self, step: int, time: float) -> None:
-        """This peer has got to a step that it did not take itself, and that was proven to it."""
-        self.taken = Taken(step=step, time=time, samples=self.taken.samples)
-
-    def hear(self, organizer: Progress) -> None:
-        """The organizer says this of itself."""
-        self._heard = _position(organizer)
 
     def see(self, here: Collection[str], now: float) -> None:
         """These peers are there now, whether they are under suspicion or not."""
@@ -83,19 +71,14 @@ class Belief:
         :param others: everyone else's progress, by peer id
         :param now: by the clock of the directory
         """
-        limit = self.limit(now)
-        able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step <= limit}
+        able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step}
         proven = [mine, self._said_by_most(able, self.organizer in others, now)]
         said = self._said_by_organizer(others)
-        if said is not None and mine.step <= said.step <= limit:
+        if said is not None and mine.step <= said.step:
             proven.append(said)
         if self._me != self.organizer:  # which keeps its own state of a step, while the others come to it
             proven.reverse()
         return max(proven, key=lambda position: position.step)
-
-    def limit(self, now: float) -> float:
-        """The newest step that the swarm can have come to."""
-        return self.taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self.taken.time)
 
     def proves(self, peers: Collection[str], now: float) -> bool:
         """Do these peers, all of one mind, prove what they say?"""
@@ -113,7 +96,7 @@ class Belief:
         return not counting or not counting.isdisjoint(others)
 
     def weight(self, peer: str) -> int:
-        """The samples that a peer brought to the last step that this one took itself."""
+        """What a peer's word weighs: its share of the last step that is known."""
         return self.taken.samples.get(peer, 0)
 
     def _counting(self, now: float) -> set[str]:
@@ -129,13 +112,12 @@ class Belief:
         """What it says now; while it is away, what it said last, if somebody still holds that."""
         if self.organizer in others:
             return _position(others[self.organizer])
-        held = set(map(_position, others.values()))
-        return max(held.intersection(self._said_last()), key=lambda position: position.step, default=None)
+        said = self._said_in_notice()
+        return said if any(_position(progress) == said for progress in others.values()) else None
 
-    def _said_last(self) -> tuple[Position, Position]:
-        """In its progress, as far as this peer has heard it, and in its notice."""
+    def _said_in_notice(self) -> Position:
         notice = self._notice()
-        return self._heard, START if notice.step is None else Position(notice.step, notice.round)
+        return START if notice.step is None else Position(notice.step, notice.round)
 
     def _said_by_most(self, able: Mapping[str, Progress], led: bool, now: float) -> Position:
         """The newest step that enough of these have come to, as most of its holders have it; the start if none is.
@@ -146,7 +128,7 @@ class Belief:
         if not counting - {self._me}:
             if led or self._me == self.organizer:
                 return START
-            least = max(position.step for position in self._said_last())
+            least = self._said_in_notice().step
             holders = Counter(_position(progress) for progress in able.values() if progress.holds_state)
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)

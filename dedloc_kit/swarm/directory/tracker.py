@@ -165,8 +165,6 @@ class Tracker(threading.Thread):
             for reason, count in self._dht.refused(DHT_TIMEOUT).items():
                 self.reject(reason, count)
         self.looked = float(get_dht_time())
-        if (organizer := self.others().get(self.belief.organizer)) is not None:
-            self.belief.hear(organizer)
         self.belief.see(self.peers.alive().keys(), self.looked)
 
     def _check(self, progress: Progress) -> None:

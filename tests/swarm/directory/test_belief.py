@@ -5,7 +5,7 @@ import pytest
 from dedloc_kit.known_peers import Taken
 from dedloc_kit.learning.train.state.state import START, Position
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.directory.belief import GONE_SECONDS, STEPS_AT_ONCE, STEPS_PER_SECOND, Belief
+from dedloc_kit.swarm.directory.belief import GONE_SECONDS, Belief
 from tests.swarm.harness import belief, progress
 
 NOW = 1000.0
@@ -41,15 +41,6 @@ def test_exactly_half_is_not_more_than_half() -> None:
     mine = having_taken_ten(me=5, asha=5)
     assert mine.newest(TEN, at(ELEVEN, "asha"), NOW) == TEN
     assert having_taken_ten(me=5, asha=6).newest(TEN, at(ELEVEN, "asha"), NOW) == ELEVEN
-
-
-def test_no_proof_goes_beyond_what_a_swarm_can_have_taken_meanwhile() -> None:
-    mine = having_taken_ten(me=1, asha=9)
-    most = int(10 + STEPS_AT_ONCE + STEPS_PER_SECOND)
-    for who in ("asha", "organizer"):
-        assert mine.newest(TEN, at(Position(most + 1, "ff"), who), NOW) == TEN
-        assert mine.newest(TEN, at(Position(most, "ff"), who), NOW) == Position(most, "ff")
-        assert mine.newest(TEN, at(Position(most + 1, "ff"), who), NOW + 1.0) == Position(most + 1, "ff")
 
 
 def test_whose_path_has_parted_goes_where_the_organizer_is_or_who_brought_most() -> None:
@@ -105,17 +96,6 @@ def test_what_an_organizer_that_is_away_has_said_holds_nobody_up_where_nobody_ha
     mine.took(10, NOW - 1.0, {"me": 4, "asha": 6})
     assert mine.newest(TEN, at(TEN, "asha"), NOW) == TEN
     assert mine.newest(TEN, at(ELEVEN, "x") | at(TEN, "asha"), NOW) == ELEVEN
-
-
-def test_an_organizer_that_was_heard_and_is_away_proves_the_step_that_half_of_its_companions_hold() -> None:
-    mine = having_taken_ten(me=5, asha=5)
-    other_part = belief(step=12, round="ff")
-    other_part.took(10, NOW - 1.0, {"me": 5, "asha": 5})
-    for each in (mine, other_part):
-        assert each.newest(TEN, at(ELEVEN, "asha"), NOW) == TEN
-        each.hear(progress(step=11, round="bb"))
-        assert each.newest(TEN, at(TEN, "asha"), NOW) == TEN, "nobody has that state any more"
-        assert each.newest(TEN, at(ELEVEN, "asha"), NOW) == ELEVEN
 
 
 def long_without(mine: Belief, *here: str) -> float:

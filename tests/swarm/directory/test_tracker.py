@@ -11,13 +11,12 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.config.run import MAX_BATCHES
-from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.shared_table import WIDE_LOOK
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
-from dedloc_kit.swarm.gathering.peers import MISSED, SILENT
+from dedloc_kit.swarm.gathering.peers import MISSED
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
@@ -206,26 +205,6 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     says(dht, organizer)
     me.refresh()
     assert me.others().keys() == me.peers.backed_off() == {organizer.peer}
-
-
-def test_a_peer_left_behind_by_a_step_remembers_that_the_organizer_has_taken_it(tmp_path: Path) -> None:
-    dht: Any = Spotty()
-    mine, companion, organizer = (Signer(an_identity(tmp_path / name)) for name in ("mine", "companion", "organizer"))
-    now = 0.0
-    me = Tracker(dht, mine, run_of(), (), Incidents(), belief(mine.peer, organizer.peer), now=lambda: now)
-    me.belief.took(3, get_dht_time(), {mine.peer: 5, companion.peer: 5})
-    before, there = Position(3, "aa"), Position(progress().step, progress().round)
-    for signer in (companion, organizer):
-        says(dht, signer)
-    me.refresh()
-    dht.keys[f"{RUN_ID}_progress"].pop(organizer.subkey)
-    while organizer.peer in me.others():
-        now += 1.0
-        assert now < 2 * SILENT
-        says(dht, companion)
-        me.refresh()
-    assert me.others().keys() == {companion.peer}
-    assert me.newest(before) == there, "else the two would wait for each other until the organizer is back"
 
 
 def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
