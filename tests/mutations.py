@@ -6356,6 +6356,20 @@ MUTATIONS = (
         "tests/swarm/gathering/test_catchup.py -k chosen",
     ),
     Mutation(
+        "a coordinator that has lost its chain goes on alone",
+        "swarm/rounds/catchup.py",
+        "if due is None and self._branch.anew and",
+        "if False and",
+        "tests/swarm/rounds/test_catchup.py -k lost_its_chain",
+    ),
+    Mutation(
+        "the anchor of another state takes the place of the chain",
+        "swarm/chain/branch.py",
+        "if step not in (None, store.head.step - 1) or link not in (None, store.head.previous):",
+        "if False:",
+        "tests/swarm/rounds/test_catchup.py -k is_not_signed",
+    ),
+    Mutation(
         "gathering: a peer that keeps nothing is asked all the time",
         "swarm/gathering/catchup.py",
         "                self._put_off(peer, now)\n                return [TooFarBehind(peer)]",

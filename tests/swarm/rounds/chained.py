@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from dedloc_kit.config.run import RunConfig
 from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.no_state import NoState
+from dedloc_kit.learning.train.state.state import Position as State
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.position import Position
 from dedloc_kit.records.progress import Progress
@@ -158,6 +160,10 @@ class Coordinator:
         while not self.branch.look({"waits": waits}):
             self._among.sleep(1.0)
 
+    def forget_records(self) -> None:
+        """As if they were more than anybody keeps."""
+        self.branch.moved(self.branch.at(self.state.info, self.state.anchor))
+
     def header(self) -> Header:
         """What it answers if it is asked for its state."""
         with self.state.for_newcomer() as (metadata, _):
@@ -194,6 +200,7 @@ class Follower:
     :ivar gives: what that gives for an average after a link
     :ivar asked: what it was asked for: "average" or "state"
     :ivar header: what it says of its state
+    :ivar newest: where those say that the swarm is whose word counts for a newcomer
     :ivar reachable: whether it gives anything; `no_state`: averages at most
     """
 
@@ -207,6 +214,7 @@ class Follower:
         self.gives: Callable[[str], RecentAverage | None] = coordinator.kept_average
         self.header: Callable[[], Header | None] = coordinator.header
         self.reachable, self.no_state = True, False
+        self.newest: Callable[[State], State] = lambda own: max(self.coordinator.state.position, own, key=itemgetter(0))
         self.others: Callable[[], dict[str, Progress]] = lambda: {coordinator.signer.peer: self.there()}
         transfers = SimpleNamespace(
             download_average=self._average,
@@ -217,7 +225,7 @@ class Follower:
         averager = SimpleNamespace(forget_feedback=lambda: None)
         exchange: Any = SimpleNamespace(transfers=transfers, averager=averager)
         tracker: Any = SimpleNamespace(
-            newest=lambda own: max(self.coordinator.state.position, own, key=lambda position: position.step),
+            newest=lambda own: self.newest(own),
             at=lambda *position: {p: said for p, said in self.others().items() if (said.step, said.round) == position},
             others=lambda: self.others(),
             belief=belief(signer.peer, coordinator.signer.peer),

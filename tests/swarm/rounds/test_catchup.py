@@ -227,3 +227,58 @@ def test_a_state_whose_place_in_the_chain_is_not_signed_is_refused(
     coordinator.state.anchor = right
     follower.catch_up.follow()
     assert follower.is_there()
+
+
+def test_who_claims_to_be_far_ahead_is_not_followed_and_told_of_once(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    claim = follower.there().model_copy(update={"step": 900, "round": "f" * 64})
+    follower.others = lambda: {coordinator.signer.peer: follower.there(), "liar": claim}
+    for _ in range(3):
+        assert not follower.catch_up.behind()
+    assert follower.rejected == ["Progress: liar claims step 900, which nothing proves"]
+    commit = coordinator.step()
+    assert told(follower.catch_up.follow()) == [(1, commit.link)]
+    assert follower.is_there()
+
+
+def test_who_is_behind_all_records_takes_the_state_as_a_newcomer_does(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    commits = [coordinator.step() for _ in range(3)]
+    coordinator.forget_records()
+    missed = follower.catch_up.follow()
+    assert follower.asked == ["state"]
+    assert told(missed) == [(number, commit.link) for number, commit in enumerate(commits, 1)]
+    assert follower.is_there()
+
+
+def test_who_says_that_it_keeps_nothing_is_followed_nowhere_without_somebody_whose_word_counts(
+    coordinator: Coordinator, follower: Follower
+) -> None:
+    before = follower.state.position
+    coordinator.step()
+    coordinator.forget_records()
+    follower.newest = lambda own: own
+    assert follower.catch_up.behind()
+    assert follower.catch_up.follow() == []
+    assert (follower.asked, follower.state.position) == ([], before)
+
+
+def test_a_coordinator_that_has_lost_its_chain_goes_where_the_others_are(
+    among: Chains, coordinator: Coordinator, signers: tuple[Signer, Signer]
+) -> None:
+    """They have taken steps without it, of which its own reset knows nothing."""
+    coordinator.step()
+    checkpoint = coordinator.state.copy()
+    coordinator.step()
+    with chains(signers[0]) as elsewhere:
+        returned = Follower(elsewhere, coordinator, signers[0])
+        returned.state.load_named(*checkpoint)
+        returned.others = lambda: {"volunteer": returned.there()}
+        returned.branch.begin()
+        assert returned.branch.term > coordinator.branch.term
+        assert returned.catch_up.behind()
+        assert told(returned.catch_up.follow())[-1] == (2, coordinator.state.round)
+        assert returned.is_there()
+        assert not returned.catch_up.behind()
