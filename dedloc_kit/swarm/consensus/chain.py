@@ -29,6 +29,7 @@ class Chain:
         self._verifier = verifier
         self._instances = [anchor]
         self._records: list[ChainRecord] = []
+        self._before: Commit | None = None
         self._places = {anchor.previous: 0}
 
     @property
@@ -42,8 +43,8 @@ class Chain:
 
     @property
     def last(self) -> Commit | None:
-        """The commit that led to the head; None after a reset, and where the chain begins."""
-        last = self._records[-1] if self._records else None
+        """The commit that led to the head; None after a reset, and at an anchor without one."""
+        last = self._records[-1] if self._records else self._before
         return last if isinstance(last, Commit) else None
 
     @property
@@ -99,9 +100,10 @@ class Chain:
         self._records.append(record)
         self._instances.append(after)
 
-    def restart(self, anchor: Instance) -> None:
-        """Begin anew where a state was taken."""
-        self._instances, self._records, self._places = [anchor], [], {anchor.previous: 0}
+    def restart(self, anchor: Instance, last: Commit | None) -> None:
+        """Begin anew where a state was taken. :param last: the commit that led there, if one did"""
+        self._before, self._records, self._places = last, [], {anchor.previous: 0}
+        self._instances = [anchor]  # the last of these: another thread may look where the chain ends
 
     def locator(self) -> tuple[str, ...]:
         """Links of this branch, newest first, ever further apart; the anchor's is the last one."""

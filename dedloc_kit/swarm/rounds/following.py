@@ -39,8 +39,9 @@ class Following:
     def __init__(
         self, branch: StateBranch, tracker: Tracker, client: bool, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._branch, self._tracker, self._client, self._now = branch, tracker, client, now
-        self._machine: CatchUp | None = None
+        self._branch, self._tracker, self._now = branch, tracker, now
+        table = tracker.peers.table
+        self._machine = CatchUp(branch.peer, client, branch.end, table, CatchUpOptions())
         self._asked: tuple[str, Future[Answer]] | None = None
         self._due: Due | None = None
         self._due_after = ""
@@ -48,7 +49,7 @@ class Following:
 
     def due(self) -> Due | None:
         """What to take next; None if nobody has proven anything better, or this peer does not take part yet."""
-        if self._branch.chain is None:
+        if self._branch.head is None:
             return None
         self._handle(Look())
         while self._asked is not None and self._asked[1].done():
@@ -65,21 +66,17 @@ class Following:
             self._handle(Failed())
 
     def _handle(self, event: Event) -> None:
-        chain = self._branch.chain
-        assert chain is not None
         with self._tracker.peers.lock:
-            if self._machine is None:
-                table = self._tracker.peers.table
-                self._machine = CatchUp(self._branch.peer, self._client, chain, table, CatchUpOptions())
             effects = self._machine.handle(event, self._now())
-        far = isinstance(self._due, TooFarBehind) and self._due_after == chain.head.previous
+        link = self._branch.end.head.previous
+        far = isinstance(self._due, TooFarBehind) and self._due_after == link
         if not (self._machine.behind or far):
             self._due = None
         for effect in effects:
             if isinstance(effect, AskRecords):
                 self._asked = effect.peer, self._branch.ask(effect.peer)
             else:
-                self._due, self._due_after = effect, chain.head.previous
+                self._due, self._due_after = effect, link
 
     def _tell_of(self, peer: str) -> None:
         """If it has claimed to be far ahead and has not proven that; once."""
@@ -87,8 +84,7 @@ class Following:
         self._told &= claims.keys()
         if self._due is None and peer in claims and peer not in self._told:
             step = claims[peer].step
-            assert self._branch.chain is not None
-            if step >= self._branch.chain.head.step + FAR:
+            if step >= self._branch.end.head.step + FAR:
                 self._told |= {peer}
                 self._tracker.reject(f"Progress: {peer} claims step {step}, which nothing proves")
 

@@ -38,24 +38,11 @@ QUIET_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class End:
-    """Where the state is on the chain: a `gathering.batch.ChainEnd`."""
-
-    def __init__(self, head: Instance, last: Commit | None = None) -> None:
-        self.head, self.last = head, last
-
-    def move(self, head: Instance, last: Commit | None) -> None:
-        """The state has followed the chain to here."""
-        self.last, self.head = last, head
-
-
 class StateBranch:
     """Of one peer. The state and the head move together.
 
-    :ivar end: of the branch; nobody is there before this peer takes part
-
     :param host: where the Branch lives
-    :ivar chain: the newest records of this branch; None before this peer takes part
+    :ivar end: the newest records of this branch; before this peer takes part it ends where nobody is
     :ivar anew: this peer, the organizer's, had lost its chain, and nobody has decided on a step with it since
     """
 
@@ -67,8 +54,8 @@ class StateBranch:
         self.reader = EntryReader(state.run, organizer, signer, weigh)
         self._belief = tracker.belief
         self._head: Head | None = None
-        self.end = End(Instance(state.run_id, "", 0, "nowhere", (0, ""), organizer, organizer, Electorate({}, None)))
-        self.chain: Chain | None = None
+        nowhere = Instance(state.run_id, PART, 0, "nowhere", (0, ""), organizer, organizer, Electorate({}, None))
+        self.end = Chain(nowhere, KeyVerifier())
         self.anew = False
         self._taken: tuple[ChainRecord, ...] = ()
         self._told = ""
@@ -149,9 +136,8 @@ class StateBranch:
 
     def ask(self, peer: str) -> Future[tuple[ChainRecord, ...] | None]:
         """Ask another peer for what follows on its branch; as `Branch.ask`."""
-        assert self.chain is not None
-        head = self.chain.head
-        question = RecordsAfter(part=PART, known=self.chain.locator(), term=head.term, step=head.step)
+        head = self.end.head
+        question = RecordsAfter(part=PART, known=self.end.locator(), term=head.term, step=head.step)
         return self._host.call(Branch.ask, peer, question)
 
     def moved(self, head: Head) -> None:
@@ -203,14 +189,11 @@ class StateBranch:
         instance, taken = head.instance, self._taken
         self._head, self._taken, self.anew = head, (), False
         self._state.go_on_from(instance.previous, head.anchor)
-        self.end.move(instance, files.decode(head.anchor, Anchored).commit)
-        if self.chain is None:
-            self.chain = Chain(instance, KeyVerifier())
-        elif len(taken) == 1 and self.chain.previous_of(taken[0]) == self.chain.head.previous:
-            self.chain.append(taken[0], instance)
-            self.chain.trim(REMEMBERED)
-        elif instance != self.chain.head:
-            self.chain.restart(instance)
+        if len(taken) == 1 and self.end.previous_of(taken[0]) == self.end.head.previous:
+            self.end.append(taken[0], instance)
+            self.end.trim(REMEMBERED)
+        elif instance != self.end.head:
+            self.end.restart(instance, files.decode(head.anchor, Anchored).commit)
         self._weigh(instance.step - 1, instance.electorate)
 
     def weigh_by(self, records: Sequence[ChainRecord]) -> None:

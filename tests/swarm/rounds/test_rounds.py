@@ -31,7 +31,6 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.swarm.rounds.state_branch import End
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
 from tests.learning.train.by_hand import give
@@ -104,7 +103,7 @@ class Peer:
         self.tracker = Tracker(self.dht, me, run, (), Incidents(), believed, now=lambda: self.at)
         self.peer, self.voters = me.peer, frozenset[str]()
         """Without most of whom no step is taken."""
-        self.end: Any = End(replace(NOWHERE, step=1, previous=""))
+        self.end: Any = SimpleNamespace(head=replace(NOWHERE, step=1, previous=""), last=None)
         branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}), end=self.end)
         shown, self.speed = replace(profile(), follower=follower), 0.0
         self.rounds = Rounds(
