@@ -3499,9 +3499,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a donor gives a newcomer buffers that nobody has compared",
-        "swarm/rounds/catchup.py",
-        "loose = self._state.loose if self._checked else",
-        "loose = frozenset[int]() if self._checked else",
+        "swarm/rounds/loading.py",
+        "loose = self._state.loose if",
+        "loose = frozenset[int]() if",
         "tests/swarm/hostile/test_catchup.py -k no_buffers",
     ),
     Mutation(

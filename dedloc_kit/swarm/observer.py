@@ -33,8 +33,8 @@ from dedloc_kit.swarm.membership.notices import NoticeFollower
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
-from dedloc_kit.swarm.rounds.catchup import MissedStep, missed_step
 from dedloc_kit.swarm.rounds.finished_step import check_signed, global_step, record_in
+from dedloc_kit.swarm.rounds.missed_steps import MissedStep, missed_step
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head

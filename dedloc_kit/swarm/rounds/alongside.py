@@ -17,9 +17,10 @@ from dedloc_kit.swarm.consensus.records import Reset
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.gathering.catchup import TakeRecord, TooFarBehind
 from dedloc_kit.swarm.network.service import decode
-from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE, MissedStep, missed_step
+from dedloc_kit.swarm.rounds.catchup import LOAD_ATTEMPTS, LOAD_PAUSE
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.following import Following
+from dedloc_kit.swarm.rounds.missed_steps import MissedStep, missed_step
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.transfer.protocol import Header
 

@@ -35,9 +35,10 @@ from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.alongside import Alongside
-from dedloc_kit.swarm.rounds.catchup import CatchUp, MissedStep
+from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.finished_step import decay_order, falling, global_step, receipt_of, told
+from dedloc_kit.swarm.rounds.missed_steps import MissedStep
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.timing import Idling

@@ -9,8 +9,8 @@ import torch
 from dedloc_kit.learning.train.state.state import Position
 from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.catchup import MissedStep
 from dedloc_kit.swarm.rounds.finished_step import decay_order, receipt_of, record_in
+from dedloc_kit.swarm.rounds.missed_steps import MissedStep
 from tests.identities import an_identity
 from tests.swarm.harness import progress
 from tests.swarm.rounds.chained import BATCH, Chains, Coordinator, Follower, chains
