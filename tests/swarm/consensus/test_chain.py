@@ -185,3 +185,18 @@ def test_an_order_is_carried_out_once_on_a_branch_and_offered_again_after_a_roll
 def test_samples_of_a_branch_are_those_of_its_commits() -> None:
     records = commits(2)
     assert samples_of([*records, reset(made_after(records), 1)]) == 16
+
+
+def test_a_copy_of_a_chain_follows_it_without_checking_again_and_begins_anew_with_it() -> None:
+    records = commits(3)
+    there, copy = chain(records), chain([])
+    for record in records:
+        copy.append(record, there.at(record.link))
+    assert (copy.head, copy.last, copy.records) == (there.head, there.last, there.records)
+    assert copy.locator() == (records[2].link, records[1].link, GENESIS.previous)
+    assert copy.parting([*records, reset(there.head, 1)]) == (records[2].link, (reset(there.head, 1),))
+    shorter = chain(records[:2])
+    copy.restart(shorter.head, shorter.last)
+    assert (copy.head.previous, copy.last, copy.records) == (records[1].link, records[1], ())
+    assert copy.locator() == (records[1].link,)
+    assert records[0].link not in copy
