@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.lib.agreeing_peer import Member, Shared
 from benchmarks.lib.line_world import World
-from dedloc_kit.swarm.allreduce.rows import RowPlan, chunk_length, divide, row_count, shares
+from dedloc_kit.learning.train.flat import FlatLayout
+from dedloc_kit.swarm.allreduce.plan import MAX_ROW, Plan
 from dedloc_kit.swarm.consensus.electorate import Electorate
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.messages import Options
@@ -155,17 +156,9 @@ def _rate(rng: random.Random, options: argparse.Namespace) -> float:
 def _shared(
     names: list[str], rates: dict[str, float], able: set[str], rng: random.Random, options: argparse.Namespace
 ) -> Shared:
-    lines = {name: rates[name] if name in able else 0.0 for name in names}
-    rows = options.rows or row_count(len(names))
-    row_of = divide(lines, rows)
-    share_of = dict.fromkeys(names, 0.0)
-    for row in range(rows):
-        team = [name for name in names if row_of[name] == row and name in able]
-        size = sum(row_of[name] == row for name in names)
-        share_of |= dict(zip(team, shares([rates[name] for name in team], size), strict=True))
-    length = chunk_length(VALUES)
-    sizes = tuple(min(length, VALUES - begin) for begin in range(0, VALUES, length))
-    plan = RowPlan(tuple(names), tuple(row_of[n] for n in names), tuple(share_of[n] for n in names), sizes)
+    lines = [rates[name] if name in able else 0.0 for name in names]
+    layout = FlatLayout((), (), VALUES, VALUES)
+    plan = Plan.of(names, layout, lines, math.ceil(len(names) / options.rows) if options.rows else MAX_ROW)
     samples = {name: rng.randint(*SAMPLES) for name in names}
     voters = {Voter(name, 1): 3 * samples[name] for name in names}
     coordinator = Voter(names[0], 1)
@@ -174,8 +167,11 @@ def _shared(
         "rounds-0123456789abcdef", "", 1000, head, (0, ""), "organizer", names[0], Electorate(voters, coordinator)
     )
     usual = median(rates[name] for name in able)
-    ranking = sorted(plan.reducers, key=lambda name: (name != names[0], rates[name] < usual, name))
-    tree = Tree(plan.teams, tuple(ranking))
+    ranking = sorted(
+        (names[place] for place in plan.reducers), key=lambda name: (name != names[0], rates[name] < usual, name)
+    )
+    rows = tuple(tuple(names[place] for place in team) for team in plan.teams)
+    tree = Tree(rows, tuple(ranking))
     minimum = sum(samples.values()) // 2
     limits = Options(minimum=minimum, patience=options.patience, limit=LIMIT)
     return Shared(World(rates), instance, plan, tree, limits, samples, options.break_off)
@@ -184,7 +180,7 @@ def _shared(
 def _die(members: dict[str, Member], name: str) -> None:
     member = members[name]
     shared, world = member.shared, member.world
-    what = "a reducer" if name in shared.plan.reducers else "a member"
+    what = "a reducer" if shared.places[name] in shared.plan.reducers else "a member"
     shared.note(name, f"dies, {what} of row {member.data.row}")
     world.kill(name)
     if shared.break_off:

@@ -22,7 +22,7 @@ from dedloc_kit.learning.train.flat import CHUNK, FlatLayout
 from dedloc_kit.organizer.prediction import read_line
 from dedloc_kit.organizer.round_time import Line, round_time
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
-from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.window import AHEAD, MIN_AHEAD
 
 DELAY_SECONDS = 0.03
@@ -107,7 +107,7 @@ class Round:
         clients = [member for member, share in enumerate(plan.shares) if not share]
         self._missing = [len(clients)] * len(plan.chunks)
         self._had = 0
-        self._left = {client: _in_step(plan.owners) for client in clients}
+        self._left = {client: _in_step(plan.first.makers) for client in clients}
         for client in clients:
             for _ in range(max(AHEAD, MIN_AHEAD * len(plan.reducers))):
                 self._send(client)
@@ -132,14 +132,14 @@ class Round:
         """The next chunk, as soon as another has come."""
         chunk = next(self._left[client], None)
         if chunk is not None:
-            owner = self._plan.owners[chunk]
+            owner = self._plan.first.makers[chunk]
             self._carry(client, owner, chunk, self._sizes[0], lambda: self._arrived(client, chunk))
 
     def _arrived(self, client: int, chunk: int) -> None:
         self.clock.after(DELAY_SECONDS, lambda: self._send(client))
         self._missing[chunk] -= 1
         if not self._missing[chunk]:  # whose parts count is foreseen
-            owner = self._plan.owners[chunk]
+            owner = self._plan.first.makers[chunk]
             for member in range(len(self.up)):
                 self._carry(owner, member, chunk, self._sizes[1], self._has)
 
@@ -158,7 +158,7 @@ def planned(rates: Sequence[float], clients: int, size: int) -> Plan:
     """What the swarm makes of these members, the clients first."""
     peers = tuple(f"peer{number}" for number in range(len(rates)))
     lines = [0.0 if number < clients else rate for number, rate in enumerate(rates)]
-    return Plan(peers, FlatLayout((torch.Size([size]),), (0,), size, size), balanced(size, lines))
+    return Plan.of(peers, FlatLayout((torch.Size([size]),), (0,), size, size), lines)
 
 
 def compare(clients: int, helpers: int, options: argparse.Namespace) -> Row:

@@ -8,7 +8,7 @@ come for the next one.
 
 After each round it is checked that all who live have ended it with the same bits, and that these are the average of
 those who count, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
-peers compute alike (checking a signature, how shares follow from bandwidths) is computed once, and counted for each.
+peers compute alike (checking a signature) is computed once, and counted for each.
 With --processes the rounds are shared out among as many.
 """
 
@@ -38,7 +38,7 @@ from benchmarks.lib.party import Party
 from dedloc_kit.learning.train.flat import GRID_CHUNKS, FlatLayout
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.allreduce import wire
-from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.averaging.entries import new_entry
@@ -196,7 +196,7 @@ class Crowd(Party):
         peers: Sequence[Peer],
         lines: Lines,
         signer: Signer,
-        shares: Sequence[int],
+        bandwidths: Sequence[float],
         patience: Patience,
         rng: random.Random,
     ):
@@ -206,7 +206,7 @@ class Crowd(Party):
         samples = [rng.randint(*SAMPLES) for _ in peers]
         gradients = _gradients(len(peers), rng.randrange(2**31))
         super().__init__(gradients, samples, compression="4bit", patience=patience, limit=LIMIT)
-        self.plan = Plan(self.plan.members, FineLayout.of([gradients[0]]), tuple(shares))
+        self.plan = Plan.of(self.plan.members, FineLayout.of([gradients[0]]), bandwidths, len(peers))
         self._entries = [self._entry(number) for number in range(len(peers))]
 
     def entry(self, number: int) -> Entry:
@@ -368,10 +368,7 @@ def _round(
     lines = Lines(simulated, [peer.rate for peer in peers], size_of)
     reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
     bandwidths = [peer.bandwidth if n in reducing else 0.0 for n, peer in enumerate(peers)]
-    began = time.process_time()
-    shares = balanced(VALUES, bandwidths)
-    balancing = time.process_time() - began
-    crowd = Crowd(peers, lines, signer, shares, Patience(options.patience, options.patience + START), rng)
+    crowd = Crowd(peers, lines, signer, bandwidths, Patience(options.patience, options.patience + START), rng)
     dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
     with simulated.running() as runner:
         crowd.shared.seconds = 0.0
@@ -394,7 +391,7 @@ def _round(
         same_bits=same and not any("average" in why for why in troubles),
         counted=sum(crowd.samples[n] for n in counted) / sum(crowd.samples),
         seconds=max((crowd.ended[n] for n in living), default=simulated.now) - start,
-        cpu=cpu - lines.seconds + crowd.shared.seconds + balancing * len(peers),
+        cpu=cpu - lines.seconds + crowd.shared.seconds,
         pretended=lines.seconds,
         sent=sum(lines.sent),
         messages=sum(lines.messages),

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 from typing import ClassVar
 
 from benchmarks.lib.line_world import World
 from benchmarks.lib.row_data import Average, Outgoing, Part, RowData, RowSum
-from dedloc_kit.swarm.allreduce.rows import RowPlan
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.consensus.events import (
     Abort,
     Assign,
@@ -115,7 +115,7 @@ class Shared:
 
     world: World
     instance: Instance
-    plan: RowPlan
+    plan: Plan
     tree: Tree
     options: Options
     samples: dict[str, int]
@@ -130,6 +130,10 @@ class Shared:
     trace: list[tuple[float, str, str]] = field(default_factory=list)
     verbose: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        return {peer: place for place, peer in enumerate(self.plan.members)}
 
     def note(self, who: str, what: str) -> None:
         self.trace.append((round(self.world.now, 2), who, what))
@@ -165,21 +169,22 @@ class Member:
             Pieces(read_once),
         )
         self.leads = name == root
-        self.data = RowData(shared.plan, name)
+        self.place = shared.places[name]
+        self.data = RowData(shared.plan, self.place)
         self.participant: Participant | None = None
         self.done = False
         self._joined: dict[str, Joining] = {}
         self._events: list[Event] = []
-        self._early: list[tuple[str, Part | RowSum | Average]] = []
+        self._early: list[tuple[int, Part | RowSum | Average]] = []
         self._busy = False
         self._heard: dict[str, float] = {}
         self._silent: set[str] = set()
         self._due = inf
         self._wanted = ""
         self._gather_until = inf
-        row = shared.plan.teams[self.data.row]
-        reduces = name in shared.plan.reducers
-        self.neighbours = [peer for peer in row if peer != name and (reduces or peer in shared.plan.reducers)]
+        row, reducers = shared.plan.teams[self.data.row], set(shared.plan.reducers)
+        others = [mate for mate in row if mate != self.place and (self.place in reducers or mate in reducers)]
+        self.neighbours = [shared.plan.members[mate] for mate in others]
         self.world.receivers[name] = self.receive
 
     # The beginning
@@ -271,14 +276,14 @@ class Member:
                 case Assign(epoch, reducers):
                     if self.participant is not None and epoch.decider == self.name:
                         self.shared.note(self.name, f"epoch {epoch.number}, {len(reducers)} reducers")
-                    self._data(self.data.assign(epoch, reducers))
+                    self._data(self.data.assign(epoch, self._places(reducers)))
                     early, self._early = self._early, []
                     for source, message in early:
                         self._take(source, message)
                 case Reduce(_, _, counted):
                     if self.leads:
                         self.shared.note(self.name, f"proposal of {len(counted)}")
-                    self._data(self.data.reduce(tuple(entry.peer for entry in counted)))
+                    self._data(self.data.reduce(self._places(entry.peer for entry in counted)))
                 case Fetch(epoch, value, _):
                     self._wanted = value.average
                     if self.data.average == value.average:
@@ -293,6 +298,9 @@ class Member:
         if sends:
             self._out(self.relay.send(sends, now))
         self._schedule()
+
+    def _places(self, peers: Iterable[str]) -> list[int]:
+        return [self.shared.places[peer] for peer in peers]
 
     def _written(self, then: tuple[Send, ...]) -> None:
         if self.name not in self.world.dead:
@@ -342,9 +350,9 @@ class Member:
             self._out(self.relay.receive(source, message, self.world.now))
             self._schedule()
         else:
-            self._take(source, message)
+            self._take(self.shared.places[source], message)
 
-    def _take(self, source: str, message: Part | RowSum | Average) -> None:
+    def _take(self, source: int, message: Part | RowSum | Average) -> None:
         if self.data.epoch is None and not isinstance(message, Part):
             self._early.append((source, message))
             return
@@ -365,7 +373,9 @@ class Member:
 
     def _send_all(self, out: Iterable[Outgoing]) -> None:
         for each in out:
-            self.world.send(self.name, each.to, each.message, each.size, bulk=True, tag=each.tag)
+            self.world.send(
+                self.name, self.shared.plan.members[each.to], each.message, each.size, bulk=True, tag=each.tag
+            )
 
     def broke(self, other: str) -> None:
         """A stream to a neighbour broke."""

@@ -83,7 +83,7 @@ class Swarm:
     @property
     def chunks(self) -> list[tuple[int, int, int]]:
         """Who reduces it, begin and end."""
-        return [(owner, *chunk) for owner, chunk in zip(self._plan.owners, self._plan.chunks, strict=True)]
+        return [(owner, *chunk) for owner, chunk in zip(self._plan.first.makers, self._plan.chunks, strict=True)]
 
     def average(self, step: int, brought: Mapping[int, Brought]) -> Averaged | None:
         """None if the round fails. Runs in an event loop, as reducers do.

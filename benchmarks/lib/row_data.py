@@ -4,12 +4,12 @@ An average of a chunk is named by who counts and who has finished it: after a de
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.lib.line_world import Tag
-from dedloc_kit.swarm.allreduce.rows import Deal, RowPlan
+from dedloc_kit.swarm.allreduce.plan import Assignment, Plan
 from dedloc_kit.swarm.consensus.events import AverageComplete, Event, PartsComplete, ShareComplete
 from dedloc_kit.swarm.consensus.records import Epoch
 
@@ -30,12 +30,12 @@ class RowSum(NamedTuple):
 class Average(NamedTuple):
     counted: str
     chunk: int
-    finisher: str
+    finisher: int
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    to: str
+    to: int
     message: Part | RowSum | Average
     size: int
     tag: Tag | None = None
@@ -48,27 +48,31 @@ def name_of(peers: Iterable[str]) -> str:
 class RowData:
     """Of one round."""
 
-    def __init__(self, plan: RowPlan, me: str) -> None:
+    def __init__(self, plan: Plan, me: int) -> None:
         self.plan, self.me = plan, me
-        self.row = plan.row_of[me]
-        self.deal: Deal = plan.deal(plan.reducers)
+        self.row = plan.rows[me]
+        self.deal: Assignment = plan.first
         self.epoch: Epoch | None = None
         self.counted = ""
-        self._all = (1 << len(plan.sizes)) - 1
-        self._got: dict[str, int] = {me: self._all}
-        self._sent: set[tuple[str, int]] = set()
-        self._complete: set[str] = set()
+        self._all = (1 << len(plan.chunks)) - 1
+        self._got: dict[int, int] = {me: self._all}
+        self._sent: set[tuple[int, int]] = set()
+        self._complete: set[int] = set()
         self._owned = 0
         self._rows = frozenset[int]()
         self._sums: dict[tuple[str, int], set[int]] = {}
-        self._held: dict[tuple[str, int], set[str]] = {}
+        self._held: dict[tuple[str, int], set[int]] = {}
         self._served: set[tuple[object, ...]] = set()
-        self._missing: dict[str, int] = {}
+        self._missing: dict[int, int] = {}
         self._reducing = False
         self._tag = Tag()
 
+    def _peer(self, member: int) -> str:
+        return self.plan.members[member]
+
     def _size(self, chunk: int, each: float) -> int:
-        return int(self.plan.sizes[chunk] * each) + 64
+        begin, end = self.plan.chunks[chunk]
+        return int((end - begin) * each) + 64
 
     def begin(self) -> list[Outgoing]:
         """What goes before there is a group: all know the plan."""
@@ -79,37 +83,35 @@ class RowData:
                 out.append(Outgoing(target, Part(chunk), self._size(chunk, PART_BYTES)))
         return out
 
-    def assign(self, epoch: Epoch, reducers: tuple[str, ...]) -> tuple[list[Outgoing], list[Event]]:
-        self.epoch, self.deal, self._reducing = epoch, self.plan.deal(frozenset(reducers)), False
+    def assign(self, epoch: Epoch, reducers: Sequence[int]) -> tuple[list[Outgoing], list[Event]]:
+        self.epoch, self.deal, self._reducing = epoch, self.plan.assign(reducers), False
         self._owned = sum(1 << chunk for chunk in self.deal.owned.get(self.me, ()))
         self._complete = set()
         out = self.begin()
         events: list[Event] = []
         if self.me in reducers:
-            in_rows = set(self.deal.rows)
-            events += [
-                PartsComplete(epoch, m) for m, row in self.plan.row_of.items() if row != self.row and row in in_rows
-            ]
+            others = self.deal.rows - {self.row}
+            events += [PartsComplete(epoch, self._peer(m)) for m, row in enumerate(self.plan.rows) if row in others]
             events += [event for member in self.plan.teams[self.row] for event in self._completed(member)]
         return out, events
 
-    def take_part(self, source: str, part: Part) -> list[Event]:
+    def take_part(self, source: int, part: Part) -> list[Event]:
         self._got[source] = self._got.get(source, 0) | 1 << part.chunk
         return self._completed(source)
 
-    def _completed(self, member: str) -> list[Event]:
+    def _completed(self, member: int) -> list[Event]:
         if self.epoch is None or member in self._complete or self._owned & ~self._got.get(member, 0):
             return []
         self._complete.add(member)
-        return [PartsComplete(self.epoch, member)]
+        return [PartsComplete(self.epoch, self._peer(member))]
 
-    def reduce(self, counted: tuple[str, ...]) -> tuple[list[Outgoing], list[Event]]:
-        name = name_of(counted)
+    def reduce(self, counted: Sequence[int]) -> tuple[list[Outgoing], list[Event]]:
+        name = name_of(map(str, counted))
         if name != self.counted:
             self._tag.dropped, self._tag = True, Tag()
         self.counted, self._reducing = name, True
-        self._rows = frozenset(self.plan.row_of[peer] for peer in counted)
-        chunks = range(len(self.plan.sizes))
+        self._rows = frozenset(self.plan.rows[member] for member in counted)
+        chunks = range(len(self.plan.chunks))
         owners = self.deal.owners[self.row]
         self._missing = dict.fromkeys(self.deal.owned, 0)
         for chunk in chunks:
@@ -117,7 +119,7 @@ class RowData:
                 self._missing[owners[chunk]] += 1
         out: list[Outgoing] = []
         for chunk in self.deal.owned.get(self.me, ()):
-            finisher = self.deal.finisher(chunk)
+            finisher = self.deal.makers[chunk]
             if self.row in self._rows:
                 if finisher == self.me:
                     self._sums.setdefault((name, chunk), set()).add(self.row)
@@ -128,13 +130,15 @@ class RowData:
         for chunk in chunks:
             out += self._finish(chunk)
         assert self.epoch is not None
-        there: list[Event] = [ShareComplete(self.epoch, peer) for peer, count in self._missing.items() if not count]
+        there: list[Event] = [
+            ShareComplete(self.epoch, self._peer(m)) for m, count in self._missing.items() if not count
+        ]
         return out, [*there, *self._averaged()]
 
     def _has(self, chunk: int) -> bool:
-        return self.deal.finisher(chunk) in self._held.get((self.counted, chunk), ())
+        return self.deal.makers[chunk] in self._held.get((self.counted, chunk), ())
 
-    def _once(self, to: str, message: RowSum | Average, each: float) -> list[Outgoing]:
+    def _once(self, to: int, message: RowSum | Average, each: float) -> list[Outgoing]:
         if (to, *message) in self._served:
             return []
         self._served.add((to, *message))
@@ -149,7 +153,7 @@ class RowData:
         return out, [] if had else self._arrived(message.chunk)
 
     def _finish(self, chunk: int) -> list[Outgoing]:
-        if self.deal.finisher(chunk) != self.me or not self._sums.get((self.counted, chunk), set()) >= self._rows:
+        if self.deal.makers[chunk] != self.me or not self._sums.get((self.counted, chunk), set()) >= self._rows:
             return []
         if not self._has(chunk):
             self._held.setdefault((self.counted, chunk), set()).add(self.me)
@@ -158,7 +162,7 @@ class RowData:
 
     def _hand_on(self, chunk: int) -> list[Outgoing]:
         """To owners in other rows, if this is the finisher, and to the members of this row."""
-        message = Average(self.counted, chunk, self.deal.finisher(chunk))
+        message = Average(self.counted, chunk, self.deal.makers[chunk])
         found: list[Outgoing] = []
         for _, target, _ in self.deal.averages(self.me, chunk):
             found += self._once(target, message, PART_BYTES)
@@ -169,11 +173,11 @@ class RowData:
         if message.finisher in held:
             return [], []
         held.add(message.finisher)
-        right = message.counted == self.counted and message.finisher == self.deal.finisher(message.chunk)
+        right = message.counted == self.counted and message.finisher == self.deal.makers[message.chunk]
         if not self._reducing or not right:
             return [], []
-        owner = self.deal.owners[self.row][message.chunk] if self.deal.owners[self.row] else ""
-        if owner:
+        owner = self.deal.owners[self.row][message.chunk] if self.deal.owners[self.row] else None
+        if owner is not None:
             self._missing[owner] -= 1
         out = self._hand_on(message.chunk) if owner == self.me else []
         return out, self._arrived(message.chunk)
@@ -182,7 +186,7 @@ class RowData:
         owners = self.deal.owners[self.row]
         if self.epoch is None or not owners or self._missing[owners[chunk]]:
             return []
-        return [ShareComplete(self.epoch, owners[chunk]), *self._averaged()]
+        return [ShareComplete(self.epoch, self._peer(owners[chunk])), *self._averaged()]
 
     def _averaged(self) -> list[Event]:
         assert self.epoch is not None
@@ -192,6 +196,6 @@ class RowData:
     @property
     def average(self) -> str:
         """The digest of the whole average, if it is here."""
-        if any(self._missing.values()) or not all(map(self._has, range(len(self.plan.sizes)))):
+        if any(self._missing.values()) or not all(map(self._has, range(len(self.plan.chunks)))):
             return ""
-        return name_of([self.counted, *map(self.deal.finisher, range(len(self.plan.sizes)))])
+        return name_of([self.counted, *map(str, self.deal.makers)])

@@ -43,7 +43,7 @@ def inject(path: Path) -> None:
 
     async def sending(self: Outbox, reducer: int, link: Link) -> None:
         plain = link.send
-        parts = sum(owner != me for owner in self._plan.owners)
+        parts = sum(owner != me for owner in self._plan.first.makers)
 
         async def send_and_die(message: bytes) -> None:
             await plain(message)

@@ -67,7 +67,7 @@ class DataPlane:
         values = Values(self.outbox.own, self._made, outlet.broken)
         self.reducing = Reducing(plan, me, self.parts, coding, make_reducer, values)
         self.recovery = Recovery(self.average, accepted, outlet.ask, outlet.gave_wrong)
-        self.owners: Sequence[int] = plan.owners
+        self.owners: Sequence[int] = plan.first.makers
         self._group: Group | None = None
         self._options: Options | None = None
         self._coordinator = ""
@@ -90,7 +90,7 @@ class DataPlane:
         """Another epoch: who reduces in it."""
         self._epoch, self._awaited = epoch, None
         self._reported, self._shares = set(), set()
-        self.owners = self._plan.owners_among(reducers)
+        self.owners = self._plan.assign(reducers).makers
         self.parts.assign(self.owners)
         self.outbox.assign(self.owners, tuple(gone))
         if epoch is not None:

@@ -1,6 +1,7 @@
 """A member's own values on their way to the reducers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.encoding.codec import decode, read_part
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
 from dedloc_kit.swarm.allreduce.link import Link
-from dedloc_kit.swarm.allreduce.plan import Plan, chunk_counts
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.window import SendWindow
 
 
@@ -25,15 +26,15 @@ class Outbox:
     ) -> None:
         self._plan, self._me, self._coding, self._vector = plan, me, coding, values
         self._brings, self._failed = brings, failed
-        self._owners: Sequence[int] = plan.owners
-        self.window = SendWindow(self._counts(plan.owners, ()))
+        self._owners: Sequence[int] = plan.first.makers
+        self.window = SendWindow(self._counts(self._owners, ()))
         self._sent: set[tuple[int, int]] = set()
         self._assigned = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _counts(self, owners: Sequence[int], gone: Sequence[int]) -> list[int]:
-        counts = chunk_counts(owners, len(self._plan.members))
-        return [0 if member == self._me or member in gone else count for member, count in enumerate(counts)]
+        counts, nothing = Counter(owners), {self._me, *gone}
+        return [0 if member in nothing else counts[member] for member in range(len(self._plan.members))]
 
     def assign(self, owners: Sequence[int], gone: Sequence[int]) -> None:
         """Who reduces each chunk from now on, and members to which nothing goes."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -132,7 +131,7 @@ class Average:
         """An average that came before it was agreed who counts: one for each chunk that its source reduces, as this
         peer knows, as many again, and one share, which it may have inherited."""
         self._check_size(number, encoded)
-        early, owned = self._early.setdefault(source, {}), Counter(self._plan.owners)[source]
+        early, owned = self._early.setdefault(source, {}), len(self._plan.first.owned.get(source, ()))
         share = 1 + len(self._plan.chunks) // len(self._plan.reducers)
         if number in early or owns or len(early) < 2 * owned + share:
             early[number] = name, encoded

@@ -29,7 +29,7 @@ from dedloc_kit.swarm.allreduce.agreement import GroupRefused, Setting
 from dedloc_kit.swarm.allreduce.carried import carried
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
-from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.reduction.keeping import Holding, OnDisk, in_memory
 from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.allreduce.round import Round
@@ -351,9 +351,7 @@ class AveragingService(Service):
     async def _round(self, group: Group, start: Start, flat: Tensor) -> Round:
         layout, world = self._vector.layout, self._branch.world
         bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
-        loop = asyncio.get_running_loop()
-        shares = await loop.run_in_executor(None, balanced, layout.size, bandwidths)
-        plan = Plan(group.peers, layout, shares)
+        plan = Plan.of(group.peers, layout, bandwidths, len(group.peers))
         await self._branch.retry()
         instance = self._branch.head.instance
         self._coding.sent.begin(float(start.mine.samples))

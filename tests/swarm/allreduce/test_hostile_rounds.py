@@ -289,7 +289,7 @@ def test_a_reducer_that_sends_everybody_another_average_falsifies_its_own_share_
 
     for number in check_one_step(party, meet(party, liar, lie), 10.0):
         mean = mean_of(party, party.members[number].counted)
-        for (begin, end), owner in zip(party.plan.chunks, party.plan.owners, strict=True):
+        for (begin, end), owner in zip(party.plan.chunks, party.plan.first.makers, strict=True):
             if owner != liar:
                 assert torch.allclose(party.averages[number][begin:end], mean[begin:end], atol=1e-4)
 
@@ -431,17 +431,19 @@ def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_tw
         if kind_of(message) != Kind.PART:
             return [message]
         number, content = wire.read_part(message[1:])
-        first = number == party.plan.owners.index(receiver)
+        first = number == party.plan.first.makers.index(receiver)
         begin, end = party.plan.chunks[number]
         more = (
-            n for n, (b, e) in enumerate(party.plan.chunks) if e - b == end - begin and party.plan.owners[n] != receiver
+            n
+            for n, (b, e) in enumerate(party.plan.chunks)
+            if e - b == end - begin and party.plan.first.makers[n] != receiver
         )
         return [message, *(wire.part(n, content) for n in more)] if first else [message]
 
     party.lent = {reducer: keep}
     outcomes = meet(party, CLIENT, lie)
     check(party, CLIENT, outcomes)
-    share, others = party.plan.owners.count(reducer), len(SAMPLES) - 2
+    share, others = party.plan.first.makers.count(reducer), len(SAMPLES) - 2
     assert others * share < kept["all"] <= (others + 2) * share + 1
 
 

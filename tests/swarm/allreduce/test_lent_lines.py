@@ -14,7 +14,7 @@ from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.carried import WHOLE, carried
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode, read_part
 from dedloc_kit.swarm.allreduce.encoding.feedback import Feedback
-from dedloc_kit.swarm.allreduce.plan import Plan, balanced
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.reduction.keeping import DiskFailed, Kept, OnDisk
 from dedloc_kit.swarm.allreduce.round import RoundFailed
 from dedloc_kit.swarm.allreduce.streams import Patience
@@ -30,11 +30,11 @@ RATES = (250_000.0, 1_000_000.0, *[300_000.0] * 6)
 SIZE = 700_000
 
 
-def meet(shares: tuple[int, ...]) -> tuple[Slow, float, list[float | None]]:
-    """A round with these shares; how long it took, and what each line was found to be."""
+def meet(reducers: Sequence[float | None]) -> tuple[Slow, float, list[float | None]]:
+    """A round whose reducers are held to have these lines; how long it took, and what each line was found to be."""
     torch.manual_seed(0)
     party = Slow([torch.randn(SIZE) for _ in SAMPLES], SAMPLES, compression="4bit", clients=6)
-    party.plan = Plan(party.plan.members, party.plan.layout, shares)
+    party.plan = Plan.of(party.plan.members, party.plan.layout, [*reducers, *[0.0] * 6])
     simulated = SimulatedTime()
     began = simulated.now
     with simulated.running() as runner:
@@ -44,22 +44,20 @@ def meet(shares: tuple[int, ...]) -> tuple[Slow, float, list[float | None]]:
 
 
 def test_work_goes_to_a_lent_line_as_it_is_measured_and_a_round_takes_less_time() -> None:
-    bandwidths: list[float | None] = [None, None, *[0.0] * 6]
-    shares = balanced(SIZE, bandwidths)
-    assert shares[:2] == (SIZE // 2, SIZE // 2), "nothing is known of them"
-    party, seconds, found = meet(shares)
+    party, seconds, found = meet([None, None])
+    assert party.plan.shares[:2] == (0.5, 0.5), "nothing is known of them"
     slow, quick = found[:2]
     assert slow == pytest.approx(RATES[COORDINATOR], rel=0.25)
     assert quick is not None
     assert quick > 3 * RATES[COORDINATOR]
-    again, less, _ = meet(balanced(SIZE, [slow, quick, *[0.0] * 6]))
+    again, less, _ = meet([slow, quick])
     assert again.plan.shares[LENDER] > 5 * again.plan.shares[COORDINATOR]
     assert less < seconds / 2
     gifts = [carried_in(each) for each in (party, again)]
     assert all(set(gift) == {"peer0", "peer1"} for gift in gifts)
     assert gifts[0]["peer1"] == pytest.approx(gifts[0]["peer0"], rel=0.1)
     assert gifts[0]["peer1"] == pytest.approx(len(SAMPLES[2:]) * SIZE / 2, rel=0.1), "4 bits up and 4 down"
-    assert gifts[1]["peer1"] == pytest.approx(2 * gifts[0]["peer1"] * again.plan.shares[LENDER] / SIZE, rel=0.1)
+    assert gifts[1]["peer1"] == pytest.approx(2 * gifts[0]["peer1"] * again.plan.shares[LENDER], rel=0.1)
 
 
 def carried_in(party: Slow) -> dict[str, int]:
@@ -81,7 +79,7 @@ def test_lines_that_are_alike_are_found_to_be_and_the_busiest_one_has_less_to_do
         samples = (0,) * reducers + SAMPLES[2:]
         torch.manual_seed(0)
         party = Slow([torch.randn(size) for _ in samples], samples, compression="4bit", clients=clients)
-        party.plan = Plan(party.plan.members, party.plan.layout, balanced(size, [1.0] * reducers + [0.0] * clients))
+        party.plan = Plan.of(party.plan.members, party.plan.layout, [1.0] * reducers + [0.0] * clients)
         party.limit = 600.0
         simulated = SimulatedTime()
         with simulated.running() as runner:

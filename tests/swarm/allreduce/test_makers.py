@@ -23,7 +23,7 @@ def test_each_chunk_is_made_by_the_one_who_reduces_it() -> None:
     party = a_party()
     outcomes = in_own_loop(party.meet())
     assert check_one_step(party, outcomes) == [0, 1, 2, 3]
-    owners = tuple(party.plan.members[owner] for owner in party.plan.owners)
+    owners = tuple(party.plan.members[owner] for owner in party.plan.first.makers)
     assert {member.makers for member in party.members} == {owners}
 
 
@@ -46,6 +46,6 @@ def test_an_average_that_is_decided_after_its_reducer_died_is_still_its_own() ->
     outcomes = in_own_loop(meet())
     living = [number for number in range(len(SAMPLES)) if number != dead]
     assert [n for n in check_one_step(party, outcomes) if n != dead] == living
-    owners = tuple(party.plan.members[owner] for owner in party.plan.owners)
+    owners = tuple(party.plan.members[owner] for owner in party.plan.first.makers)
     assert party.plan.members[dead] in owners
     assert {party.members[number].makers for number in living} == {owners}

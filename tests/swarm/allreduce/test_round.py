@@ -187,7 +187,7 @@ def test_averages_travel_while_gradients_still_do_and_are_taken_once_it_is_propo
         if sender == quick and kind_of(message) == Kind.AVERAGE:
             travelling |= not first.is_set()
             first.set()
-        last = max(number for number, owner in enumerate(party.plan.owners) if owner == slow)
+        last = max(number for number, owner in enumerate(party.plan.first.makers) if owner == slow)
         if receiver == slow and kind_of(message) == Kind.PART and wire.read_part(message[1:])[0] == last:
             await first.wait()
         return [message]
