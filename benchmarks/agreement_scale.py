@@ -181,7 +181,7 @@ def _die(members: dict[str, Member], name: str) -> None:
     member = members[name]
     shared, world = member.shared, member.world
     what = "a reducer" if shared.places[name] in shared.plan.reducers else "a member"
-    shared.note(name, f"dies, {what} of row {member.data.row}")
+    shared.note(name, f"dies, {what} of row {member.data.flow.row}")
     world.kill(name)
     if shared.break_off:
         for other in members.values():

@@ -3556,8 +3556,8 @@ MUTATIONS = (
     Mutation(
         "who reduces in the last epoch is blamed for an average of an earlier one",
         "swarm/allreduce/data_plane.py",
-        "return makers if name == self.average.name else ()",
-        "return tuple(self.owners)",
+        "return assignment if name == self.average.name else None",
+        "return self.flow.assignment",
         "tests/swarm/allreduce/test_makers.py -k after_its_reducer_died",
     ),
     Mutation(
@@ -6155,7 +6155,7 @@ MUTATIONS = (
     Mutation(
         "a round: a member's early parts are all kept",
         "swarm/allreduce/parts.py",
-        "if number in self.mine or early <= len(self._plan.chunks) // max(1, len(self._plan.reducers)):",
+        "if self._flow.expects(member, number) or early <= self._plan.inherited(self._flow.me):",
         "if number < len(self._plan.chunks):",
         "tests/swarm/allreduce/test_hostile_rounds.py -k every_share",
     ),
@@ -6193,6 +6193,41 @@ MUTATIONS = (
         "if entry.peer != self._plan.members[member]:",
         "if False:",
         "tests/swarm/allreduce/test_hostile_rounds.py -k entry_of_another",
+    ),
+    Mutation(
+        "a round in rows: the average of a new finisher is lost if another one's is here",
+        "swarm/allreduce/flow.py",
+        "self.giver(chunk) == source and (self.held.get(chunk, *maker),) == maker",
+        "self.giver(chunk) == source",
+        "tests/swarm/allreduce/test_flow.py -k deaths_at_any_moment",
+    ),
+    Mutation(
+        "a round in rows: any reducer of a row speaks for its owner",
+        "swarm/allreduce/flow.py",
+        "return [owner for owner in self.summands(chunk) if came.get(owner) != self.name]",
+        "return [owner for owner in self.summands(chunk) if self.name not in came.values()]",
+        "tests/swarm/allreduce/test_flow.py -k from_who_owns",
+    ),
+    Mutation(
+        "a round in rows: sums that come too early are all kept",
+        "swarm/allreduce/parts.py",
+        "if number in kept or owns or len(kept) <",
+        "if True or len(kept) <",
+        "tests/swarm/allreduce/test_hostile_rows.py -k come_too_early",
+    ),
+    Mutation(
+        "a round in rows: a member may add up for a row that is not its own",
+        "swarm/allreduce/parts.py",
+        "row == self._flow.row or source not in plan.reducers:",
+        "source not in plan.reducers:",
+        "tests/swarm/allreduce/test_hostile_rows.py -k none_is_expected",
+    ),
+    Mutation(
+        "a group whose values have to be compared is cut into rows",
+        "swarm/averaging/service.py",
+        "return MAX_ROW if self.make_reducer is MeanReducer and self.pledges is None else members",
+        "return MAX_ROW",
+        "tests/swarm/averaging/test_rules.py",
     ),
     Mutation(
         "a round: who brought two entries counts",

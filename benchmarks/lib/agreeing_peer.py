@@ -182,7 +182,7 @@ class Member:
         self._due = inf
         self._wanted = ""
         self._gather_until = inf
-        row, reducers = shared.plan.teams[self.data.row], set(shared.plan.reducers)
+        row, reducers = shared.plan.teams[self.data.flow.row], set(shared.plan.reducers)
         others = [mate for mate in row if mate != self.place and (self.place in reducers or mate in reducers)]
         self.neighbours = [shared.plan.members[mate] for mate in others]
         self.world.receivers[name] = self.receive
@@ -360,9 +360,9 @@ class Member:
             case Part():
                 self._handle(self.data.take_part(source, message))
             case RowSum():
-                self._data(self.data.take_sum(message))
+                self._data(self.data.take_sum(source, message))
             case Average():
-                self._data(self.data.take_average(message))
+                self._data(self.data.take_average(source, message))
                 if self.participant is None:
                     self._end_if_whole()
 
@@ -390,7 +390,8 @@ class Member:
     def _signs_of_life(self) -> list[Event]:
         """Of neighbours: a stream that is silent for the patience is broken."""
         now, found = self.world.now, list[Event]()
-        for peer in {*self.neighbours, *self.relay.neighbours}:
+        partners = {self.shared.plan.members[place] for place in self.data.flow.assignment.partners(self.place)}
+        for peer in {*self.neighbours, *self.relay.neighbours, *partners}:
             if peer not in self.world.dead:
                 self._heard[peer] = now
                 found.append(Heard(peer))

@@ -85,6 +85,7 @@ class Party:
 
     :ivar members: their rounds
     :ivar clients: the last ones reduce nothing
+    :ivar row: members of a row on average; all have one if it is 0
     :ivar kinds: members that are of another kind than usual
     :ivar lent: members that only lend their lines, and where they keep what comes
     :ivar voters: their vote files
@@ -97,6 +98,7 @@ class Party:
     compression: str = "none"
     make_reducer: MakeReducer = MeanReducer
     clients: int = 0
+    row: int = 0
     organizer: int | None = None
     patience: Patience = Patience(5.0, 10.0)  # noqa: RUF009
     kinds: dict[int, type[Round]] = field(default_factory=dict)
@@ -114,8 +116,8 @@ class Party:
     def __post_init__(self) -> None:
         layout, count = FlatLayout.of([self.gradients[0]]), len(self.gradients)
         peers = tuple(f"peer{number}" for number in range(count))
-        reducers = count - self.clients
-        self.plan = Plan(peers, layout, tuple(1000 if number < reducers else 0 for number in range(count)))
+        lines = [1.0] * (count - self.clients) + [0.0] * self.clients
+        self.plan = Plan.of(peers, layout, lines, self.row or count)
         coordinator = "" if self.organizer is None else peers[self.organizer]
         voters = {Voter(peer, 1): 1 for peer in peers}
         electorate = Electorate(voters, Voter(coordinator, 1) if coordinator else None)

@@ -1,7 +1,4 @@
-"""One member's data in a round in rows: which chunks it has sent, holds and hands on. Numbers are left out.
-
-An average of a chunk is named by who counts and who has finished it: after a death only what was lost travels again.
-"""
+"""One member's data in a round: the flow of chunks as it is, with messages that have a length and no values."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.lib.line_world import Tag
-from dedloc_kit.swarm.allreduce.plan import Assignment, Plan
+from dedloc_kit.swarm.allreduce.flow import ChunkFlow, Transmit
+from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.consensus.events import AverageComplete, Event, PartsComplete, ShareComplete
 from dedloc_kit.swarm.consensus.records import Epoch
 
@@ -22,13 +20,12 @@ class Part(NamedTuple):
 
 
 class RowSum(NamedTuple):
-    counted: str
+    counted: bytes
     chunk: int
-    row: int
 
 
 class Average(NamedTuple):
-    counted: str
+    counted: bytes
     chunk: int
     finisher: int
 
@@ -41,152 +38,112 @@ class Outgoing:
     tag: Tag | None = None
 
 
-def name_of(peers: Iterable[str]) -> str:
-    return hashlib.sha256(",".join(peers).encode()).hexdigest()
+def name_of(what: Iterable[object]) -> bytes:
+    return hashlib.sha256(",".join(map(str, what)).encode()).digest()
 
 
 class RowData:
     """Of one round."""
 
     def __init__(self, plan: Plan, me: int) -> None:
-        self.plan, self.me = plan, me
-        self.row = plan.rows[me]
-        self.deal: Assignment = plan.first
+        self.plan, self.me, self.flow = plan, me, ChunkFlow(plan, me)
         self.epoch: Epoch | None = None
-        self.counted = ""
-        self._all = (1 << len(plan.chunks)) - 1
-        self._got: dict[int, int] = {me: self._all}
         self._sent: set[tuple[int, int]] = set()
         self._complete: set[int] = set()
-        self._owned = 0
-        self._rows = frozenset[int]()
-        self._sums: dict[tuple[str, int], set[int]] = {}
-        self._held: dict[tuple[str, int], set[int]] = {}
-        self._served: set[tuple[object, ...]] = set()
-        self._missing: dict[int, int] = {}
+        self._early: dict[Average, int] = {}
         self._reducing = False
         self._tag = Tag()
 
     def _peer(self, member: int) -> str:
         return self.plan.members[member]
 
-    def _size(self, chunk: int, each: float) -> int:
-        begin, end = self.plan.chunks[chunk]
-        return int((end - begin) * each) + 64
+    def _outgoing(self, to: int, message: Part | RowSum | Average, each: float) -> Outgoing:
+        begin, end = self.plan.chunks[message.chunk]
+        tag = None if isinstance(message, Part) else self._tag
+        return Outgoing(to, message, int((end - begin) * each) + 64, tag)
 
     def begin(self) -> list[Outgoing]:
         """What goes before there is a group: all know the plan."""
-        out = []
-        for _, target, chunk in (*self.deal.parts(self.me), *self.deal.backups(self.me)):
+        out, assignment = [], self.flow.assignment
+        for _, target, chunk in (*assignment.parts(self.me), *assignment.backups(self.me)):
             if (target, chunk) not in self._sent:
                 self._sent.add((target, chunk))
-                out.append(Outgoing(target, Part(chunk), self._size(chunk, PART_BYTES)))
+                out.append(self._outgoing(target, Part(chunk), PART_BYTES))
         return out
 
     def assign(self, epoch: Epoch, reducers: Sequence[int]) -> tuple[list[Outgoing], list[Event]]:
-        self.epoch, self.deal, self._reducing = epoch, self.plan.assign(reducers), False
-        self._owned = sum(1 << chunk for chunk in self.deal.owned.get(self.me, ()))
-        self._complete = set()
-        out = self.begin()
-        events: list[Event] = []
+        self.flow.assign(reducers)
+        self.epoch, self._reducing, self._complete = epoch, False, set()
+        out, events = self.begin(), list[Event]()
         if self.me in reducers:
-            others = self.deal.rows - {self.row}
-            events += [PartsComplete(epoch, self._peer(m)) for m, row in enumerate(self.plan.rows) if row in others]
-            events += [event for member in self.plan.teams[self.row] for event in self._completed(member)]
+            for member in (*self.flow.others, *self.plan.teams[self.flow.row]):
+                events += self._completed(member)
         return out, events
 
     def take_part(self, source: int, part: Part) -> list[Event]:
-        self._got[source] = self._got.get(source, 0) | 1 << part.chunk
+        self.flow.part_came(source, part.chunk)
         return self._completed(source)
 
     def _completed(self, member: int) -> list[Event]:
-        if self.epoch is None or member in self._complete or self._owned & ~self._got.get(member, 0):
+        if self.epoch is None or member in self._complete or not self.flow.whole(member):
             return []
         self._complete.add(member)
         return [PartsComplete(self.epoch, self._peer(member))]
 
     def reduce(self, counted: Sequence[int]) -> tuple[list[Outgoing], list[Event]]:
-        name = name_of(map(str, counted))
-        if name != self.counted:
+        flow, name = self.flow, name_of(counted)
+        if name != flow.name:
             self._tag.dropped, self._tag = True, Tag()
-        self.counted, self._reducing = name, True
-        self._rows = frozenset(self.plan.rows[member] for member in counted)
-        chunks = range(len(self.plan.chunks))
-        owners = self.deal.owners[self.row]
-        self._missing = dict.fromkeys(self.deal.owned, 0)
-        for chunk in chunks:
-            if owners and not self._has(chunk):
-                self._missing[owners[chunk]] += 1
-        out: list[Outgoing] = []
-        for chunk in self.deal.owned.get(self.me, ()):
-            finisher = self.deal.makers[chunk]
-            if self.row in self._rows:
-                if finisher == self.me:
-                    self._sums.setdefault((name, chunk), set()).add(self.row)
-                else:
-                    out += self._once(finisher, RowSum(name, chunk, self.row), SUM_BYTES)
-            if self._has(chunk):
-                out += self._hand_on(chunk)
-        for chunk in chunks:
-            out += self._finish(chunk)
+        self._reducing = True
+        transmits = flow.reduce(name, counted)
+        for chunk in flow.sums_due:
+            transmits += flow.sum_made(chunk)
+        for chunk in flow.averages_due:
+            transmits += flow.take(chunk) if flow.ready(chunk) else []
+        for message, source in list(self._early.items()):
+            if self._is_wanted(source, message):
+                del self._early[message]
+                transmits += flow.take(message.chunk)
         assert self.epoch is not None
-        there: list[Event] = [
-            ShareComplete(self.epoch, self._peer(m)) for m, count in self._missing.items() if not count
-        ]
-        return out, [*there, *self._averaged()]
+        there = sorted(flow.assignment.living - flow.owing)
+        events: list[Event] = [ShareComplete(self.epoch, self._peer(member)) for member in there]
+        return self._transmit(transmits), [*events, *self._averaged()]
 
-    def _has(self, chunk: int) -> bool:
-        return self.deal.makers[chunk] in self._held.get((self.counted, chunk), ())
+    def _is_wanted(self, source: int, message: Average) -> bool:
+        flow, (counted, chunk, finisher) = self.flow, message
+        same = self._reducing and counted == flow.name and finisher == flow.assignment.makers[chunk]
+        return same and flow.accepts(source, chunk)
 
-    def _once(self, to: int, message: RowSum | Average, each: float) -> list[Outgoing]:
-        if (to, *message) in self._served:
-            return []
-        self._served.add((to, *message))
-        return [Outgoing(to, message, self._size(message.chunk, each), self._tag)]
-
-    def take_sum(self, message: RowSum) -> tuple[list[Outgoing], list[Event]]:
-        self._sums.setdefault((message.counted, message.chunk), set()).add(message.row)
-        if not self._reducing or message.counted != self.counted:
-            return [], []
-        had = self._has(message.chunk)
-        out = self._finish(message.chunk)
-        return out, [] if had else self._arrived(message.chunk)
-
-    def _finish(self, chunk: int) -> list[Outgoing]:
-        if self.deal.makers[chunk] != self.me or not self._sums.get((self.counted, chunk), set()) >= self._rows:
-            return []
-        if not self._has(chunk):
-            self._held.setdefault((self.counted, chunk), set()).add(self.me)
-            self._missing[self.me] -= 1
-        return self._hand_on(chunk)
-
-    def _hand_on(self, chunk: int) -> list[Outgoing]:
-        """To owners in other rows, if this is the finisher, and to the members of this row."""
-        message = Average(self.counted, chunk, self.deal.makers[chunk])
-        found: list[Outgoing] = []
-        for _, target, _ in self.deal.averages(self.me, chunk):
-            found += self._once(target, message, PART_BYTES)
+    def _transmit(self, transmits: Iterable[Transmit]) -> list[Outgoing]:
+        found, flow = [], self.flow
+        for to, chunk, is_sum in transmits:
+            if is_sum:
+                found.append(self._outgoing(to, RowSum(flow.name, chunk), SUM_BYTES))
+            else:
+                found.append(self._outgoing(to, Average(flow.name, chunk, flow.held[chunk]), PART_BYTES))
         return found
 
-    def take_average(self, message: Average) -> tuple[list[Outgoing], list[Event]]:
-        held = self._held.setdefault((message.counted, message.chunk), set())
-        if message.finisher in held:
-            return [], []
-        held.add(message.finisher)
-        right = message.counted == self.counted and message.finisher == self.deal.makers[message.chunk]
-        if not self._reducing or not right:
-            return [], []
-        owner = self.deal.owners[self.row][message.chunk] if self.deal.owners[self.row] else None
-        if owner is not None:
-            self._missing[owner] -= 1
-        out = self._hand_on(message.chunk) if owner == self.me else []
-        return out, self._arrived(message.chunk)
+    def take_sum(self, source: int, message: RowSum) -> tuple[list[Outgoing], list[Event]]:
+        flow, chunk = self.flow, message.chunk
+        flow.take_sum(source, message.counted, chunk)
+        if not self._reducing or chunk in flow.held or chunk not in flow.averages_due or not flow.ready(chunk):
+            return [], self._shared(source)
+        return self._take(chunk, source)
 
-    def _arrived(self, chunk: int) -> list[Event]:
-        owners = self.deal.owners[self.row]
-        if self.epoch is None or not owners or self._missing[owners[chunk]]:
+    def take_average(self, source: int, message: Average) -> tuple[list[Outgoing], list[Event]]:
+        if self._is_wanted(source, message):
+            return self._take(message.chunk, source)
+        self._early[message] = source
+        return [], []
+
+    def _take(self, chunk: int, source: int) -> tuple[list[Outgoing], list[Event]]:
+        out = self._transmit(self.flow.take(chunk))
+        return out, [*self._shared(source), *self._shared(self.me), *self._averaged()]
+
+    def _shared(self, reducer: int) -> list[Event]:
+        if self.epoch is None or not self._reducing or self.flow.owes(reducer):
             return []
-        return [ShareComplete(self.epoch, self._peer(owners[chunk])), *self._averaged()]
+        return [ShareComplete(self.epoch, self._peer(reducer))]
 
     def _averaged(self) -> list[Event]:
         assert self.epoch is not None
@@ -196,6 +153,7 @@ class RowData:
     @property
     def average(self) -> str:
         """The digest of the whole average, if it is here."""
-        if any(self._missing.values()) or not all(map(self._has, range(len(self.plan.chunks)))):
+        flow = self.flow
+        if not flow.name or len(flow.held) < len(self.plan.chunks):
             return ""
-        return name_of([self.counted, *map(str, self.deal.makers)])
+        return name_of([flow.name.hex(), *(flow.held[chunk] for chunk in range(len(self.plan.chunks)))]).hex()

@@ -1,8 +1,8 @@
 """A member's own values on their way to the reducers."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.encoding.codec import decode, read_part
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
 from dedloc_kit.swarm.allreduce.link import Link
-from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.plan import Plan, Transfer
 from dedloc_kit.swarm.allreduce.window import SendWindow
 
 
@@ -26,20 +26,24 @@ class Outbox:
     ) -> None:
         self._plan, self._me, self._coding, self._vector = plan, me, coding, values
         self._brings, self._failed = brings, failed
-        self._owners: Sequence[int] = plan.first.makers
-        self.window = SendWindow(self._counts(self._owners, ()))
+        self._due: dict[int, list[int]] = {}
+        self._backups: frozenset[int] = frozenset()
+        self.window = SendWindow(self._sort(plan.first.parts(me), plan.first.backups(me), ()))
         self._sent: set[tuple[int, int]] = set()
         self._assigned = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _counts(self, owners: Sequence[int], gone: Sequence[int]) -> list[int]:
-        counts, nothing = Counter(owners), {self._me, *gone}
-        return [0 if member in nothing else counts[member] for member in range(len(self._plan.members))]
+    def _sort(self, parts: Sequence[Transfer], backups: Sequence[Transfer], gone: Collection[int]) -> list[int]:
+        """By who gets them; returns how many go to each member."""
+        self._due, self._backups = defaultdict(list), frozenset(backup.chunk for backup in backups)
+        for _, target, number in (*parts, *backups):
+            if target not in gone:
+                self._due[target].append(number)
+        return [len(self._due.get(member, ())) for member in range(len(self._plan.members))]
 
-    def assign(self, owners: Sequence[int], gone: Sequence[int]) -> None:
-        """Who reduces each chunk from now on, and members to which nothing goes."""
-        self._owners = owners
-        self.window.deal(self._counts(owners, gone))
+    def assign(self, parts: Sequence[Transfer], backups: Sequence[Transfer], gone: Collection[int]) -> None:
+        """What goes to whom from now on, and members to which nothing goes."""
+        self.window.deal(self._sort(parts, backups, gone))
         self._assigned.set()
         self._assigned = asyncio.Event()
 
@@ -54,18 +58,12 @@ class Outbox:
         for task in self._tasks:
             task.cancel()
 
-    @property
-    def delivered(self) -> bool:
-        """Whether all parts have come to those who reduce them, as they say."""
-        due = {(number, owner) for number, owner in enumerate(self._owners) if owner != self._me}
-        return due <= self._sent and self.window.empty
-
     async def _send(self, reducer: int, link: Link) -> None:
         try:
             while True:
                 assigned = self._assigned
-                for number, owner in enumerate(self._owners):
-                    if owner != reducer or (number, reducer) in self._sent:
+                for number in self._due.get(reducer, ()):
+                    if (number, reducer) in self._sent:
                         continue
                     self._sent.add((number, reducer))
                     await self.window.room(reducer)
@@ -84,6 +82,8 @@ class Outbox:
             return wire.with_path(sealed.commitment.opening(number).path, sealed.parts[number])
         begin, end = self._plan.chunks[number]
         way = self._coding.of_gradients(begin, self._plan.layout)
+        if number in self._backups:  # it counts only if this peer's own values do not: nothing is lost of those
+            return bytes(way.compress(self.own(number)).SerializeToString())
         return bytes(self._coding.sent.encode(way, self._vector[begin:end], begin).SerializeToString())
 
     def own(self, number: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""What travels in a round, kept as it came: members' parts at their reducer, and the average at everyone."""
+"""What travels in a round, kept as it came: parts and sums at reducers, and the average at everyone."""
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.swarm.allreduce.encoding.codec import check, decode, read_part
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
+from dedloc_kit.swarm.allreduce.flow import ChunkFlow
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.reduction.keeping import Keep, Kept, in_memory
 
@@ -22,16 +23,10 @@ _HEADER_BYTES = 64
 class Parts:
     """What members sent of the chunks that this peer reduces: until it is agreed who counts, nothing is added up."""
 
-    def __init__(self, plan: Plan, coding: Coding, me: int, keep: Keep = in_memory) -> None:
-        self._plan, self._coding, self._keep, self._me = plan, coding, keep, me
+    def __init__(self, plan: Plan, coding: Coding, flow: ChunkFlow, keep: Keep = in_memory) -> None:
+        self._plan, self._coding, self._keep, self._flow = plan, coding, keep, flow
         self._kept: dict[int, dict[int, Kept]] = {}
         self._values = torch.empty(CHUNK)
-        self.mine: frozenset[int] = frozenset()
-        """The chunks that this peer reduces."""
-
-    def assign(self, owners: Sequence[int]) -> None:
-        """Who reduces which chunk from now on."""
-        self.mine = frozenset(number for number, owner in enumerate(owners) if owner == self._me)
 
     def take(self, member: int, number: int, encoded: bytes) -> None:
         """Keep a part. Raises ValueError unless it is the first of its kind, within its bounds and readable.
@@ -45,19 +40,17 @@ class Parts:
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         check(read_part(encoded), end - begin)
-        early = len(kept.keys() - self.mine)
-        if number in self.mine or early <= len(self._plan.chunks) // max(1, len(self._plan.reducers)):
+        early = sum(not self._flow.expects(member, each) for each in kept)
+        if self._flow.expects(member, number) or early <= self._plan.inherited(self._flow.me):
             kept[number] = self._keep(encoded)
+            self._flow.part_came(member, number)
 
     def has(self, member: int, number: int) -> bool:
         return number in self._kept.get(member, {})
 
-    def whole(self, member: int) -> bool:
-        """Whether a member has sent all that this peer reduces."""
-        return self.mine <= self._kept.get(member, {}).keys()
-
     def forget(self, member: int) -> None:
         self._kept.pop(member, None)
+        self._flow.forget(member)
 
     def of(self, member: int, number: int) -> Tensor:
         """A member's values, float32 [numel], until the next call."""
@@ -68,7 +61,6 @@ class Parts:
 class Average:
     """The average of one set of contributions, chunk by chunk, as everyone gets it.
 
-    :ivar name: of what was averaged
     :ivar messages: encoded, in the order of the vector; empty where it is missing
     """
 
@@ -79,6 +71,7 @@ class Average:
             coding.of_averages(begin, plan.layout).byte_count(end - begin) + _HEADER_BYTES for begin, end in plan.chunks
         ]
         self.name = b""
+        """Of what is averaged, or the digest of what is fetched."""
         self.messages: list[bytes] = [b""] * len(plan.chunks)
         self._sources: list[int] = [-1] * len(plan.chunks)
         self._missing = set(range(len(plan.chunks)))
@@ -86,13 +79,17 @@ class Average:
         self._digest = ""
         self.stirred = time.monotonic()
 
-    def begin(self, name: bytes, owners: Sequence[int] | None = None) -> None:
-        """Collect the average with this name. What has come of it stays, if it came from those who reduce it now."""
+    def begin(self, name: bytes, stays: Collection[int] | None = None) -> None:
+        """Collect the average with this name.
+
+        :param stays: chunks of it that are worth something, if not all that have come are
+        """
         if name != self.name:
             self.drop()
         self.name, self._digest = name, ""
-        for number, owner in enumerate(owners or ()):
-            if self._sources[number] != owner:
+        lost = range(len(self.messages)) if stays is not None else ()
+        for number in lost:
+            if stays is not None and number not in stays:
                 self.messages[number], self._sources[number] = b"", -1
         self._missing = {number for number, message in enumerate(self.messages) if not message}
         self.stirred = time.monotonic()
@@ -132,19 +129,23 @@ class Average:
         peer knows, as many again, and one share, which it may have inherited."""
         self._check_size(number, encoded)
         early, owned = self._early.setdefault(source, {}), len(self._plan.first.owned.get(source, ()))
-        share = 1 + len(self._plan.chunks) // len(self._plan.reducers)
-        if number in early or owns or len(early) < 2 * owned + share:
+        if number in early or owns or len(early) < 2 * owned + 1 + self._plan.inherited(source):
             early[number] = name, encoded
 
-    def held_back(self) -> list[tuple[int, int, bytes]]:
-        """What came early under the present name: from whom, which chunk, and its values. The rest is dropped."""
-        early, self._early = self._early, {}
-        return [
-            (source, number, encoded)
-            for source, kept in early.items()
+    def held_back(self, wanted: Callable[[int, bytes], bool]) -> list[tuple[int, int, bytes, bytes]]:
+        """Take out what came early: from whom, which chunk, its name, and its values. The rest waits.
+
+        :param wanted: whether a chunk of this name is
+        """
+        found = [
+            (source, number, name, encoded)
+            for source, kept in self._early.items()
             for number, (name, encoded) in kept.items()
-            if name == self.name
+            if wanted(number, name)
         ]
+        for source, number, _, _ in found:
+            del self._early[source][number]
+        return found
 
     @property
     def missing(self) -> list[int]:
@@ -171,6 +172,40 @@ class Average:
         """Where the values of a chunk go."""
         begin, end = self._plan.chunks[number]
         return None if self._values is None else self._values[begin:end]
+
+
+class Sums:
+    """What owners in other rows have added up, at their chunks' finisher."""
+
+    def __init__(self, plan: Plan, coding: Coding, flow: ChunkFlow) -> None:
+        self._plan, self._coding, self._flow = plan, coding, flow
+        self._kept: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+        self._values = torch.empty(CHUNK if len(plan.teams) > 1 else 0)
+
+    def take(self, source: int, number: int, name: bytes, encoded: bytes) -> None:
+        """Keep a sum. Raises ValueError unless it can be one and is readable.
+
+        It may come before this peer knows who counts, or who has died: the last of each number is kept, and beyond what
+        its source reduces as far as this peer knows as many as of averages.
+        """
+        plan, row = self._plan, self._plan.rows[source]
+        if number >= len(plan.chunks) or row == self._flow.row or source not in plan.reducers:
+            raise ValueError(f"a sum {number} that nobody is to send here")
+        begin, end = plan.chunks[number]
+        if len(encoded) > self._coding.of_means(begin, plan.layout).byte_count(end - begin) + _HEADER_BYTES:
+            raise ValueError(f"sum {number} takes more bytes than the run's compression needs")
+        check(read_part(encoded), end - begin)
+        kept, owned = self._kept.setdefault(source, {}), len(plan.first.owned.get(source, ()))
+        owners = self._flow.assignment.owners[row]
+        owns = bool(owners) and owners[number] == source
+        if number in kept or owns or len(kept) < 2 * owned + 1 + plan.inherited(source):
+            kept[number] = name, encoded
+            self._flow.take_sum(source, name, number)
+
+    def of(self, source: int, number: int) -> Tensor:
+        """An owner's sum, float32 [numel], until the next call."""
+        begin, end = self._plan.chunks[number]
+        return decode(read_part(self._kept[source][number][1]), end - begin, self._values[: end - begin])
 
 
 def digest_of(messages: Sequence[bytes]) -> str:

@@ -98,6 +98,14 @@ class Assignment:
         mine = self.owned.get(owner, ())
         return tuple(Transfer(owner, self.makers[c], c) for c in mine if self.makers[c] != owner)
 
+    def partners(self, owner: int) -> set[int]:
+        """Reducers in other rows with whom an owner exchanges sums and averages."""
+        found = {self.makers[chunk] for chunk in self.owned.get(owner, ())}
+        for chunk, maker in enumerate(self.makers):
+            if maker == owner:
+                found |= {owners[chunk] for owners in self.owners if owners}
+        return found - {owner}
+
     def averages(self, owner: int, chunk: int) -> tuple[Transfer, ...]:
         """An average from its finisher to the owners in other rows, and from each owner to the members of its row."""
         row = self.plan.rows[owner]
@@ -159,6 +167,11 @@ class Plan:
         for member, row in enumerate(self.rows):
             found[row].append(member)
         return tuple(map(tuple, found))
+
+    def inherited(self, member: int) -> int:
+        """Chunks that a reducer of a member's row may inherit before others hear of it: as many as one has."""
+        reducers = sum(self.shares[mate] > 0 for mate in self.teams[self.rows[member]])
+        return len(self.chunks) // max(1, reducers)
 
     def ranking(self, name: str) -> tuple[int, ...]:
         """Reducers in the order in which they decide: alike for all members, by turns, the slower half last."""

@@ -48,10 +48,11 @@ class Recovery:
 
     # Obtaining one
 
-    def want(self, value: Value, holders: Sequence[str], coming: bool) -> None:
+    def want(self, value: Value, holders: Sequence[str], *, same: bool, coming: bool) -> None:
         """Obtain the average of this value, from these first.
 
-        :param coming: it is being collected from its reducers already
+        :param same: what has come of an average is of the same contributions; what is missing may be all that is wrong
+        :param coming: the rest of it is being collected from its reducers already
         """
         if self._value is None or self._value.link != value.link:
             self._value, self._source, self._alone, self._asked_at = value, None, False, -inf
@@ -63,7 +64,8 @@ class Recovery:
         if held is not None and self._digest(value.link, held) == value.average:
             self._average.load(held)
         elif not coming:
-            self._average.begin(bytes.fromhex(value.average))
+            if not same or self._average.complete:
+                self._average.begin(bytes.fromhex(value.average))
             self.look(0.0)
 
     def forget(self) -> None:

@@ -1,21 +1,19 @@
-"""A reducer's own work: it averages its chunks, and sends all members the same encoded average."""
+"""A reducer's own work: it adds up its chunks for its row, and makes the averages that it finishes."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.learning.train.flat import CHUNK
-from dedloc_kit.swarm.allreduce import wire
+from dedloc_kit.swarm.allreduce.encoding.compression import ChunkCompression
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
-from dedloc_kit.swarm.allreduce.link import Link
-from dedloc_kit.swarm.allreduce.parts import Parts
-from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.flow import ChunkFlow
+from dedloc_kit.swarm.allreduce.parts import Parts, Sums
+from dedloc_kit.swarm.allreduce.plan import Assignment, Plan
 from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer
-from dedloc_kit.swarm.allreduce.window import Meter
 
 
 @dataclass(frozen=True)
@@ -32,153 +30,111 @@ class Counted:
 
 @dataclass(frozen=True)
 class Values:
-    """Where a reducer finds its own values and puts averages.
+    """Where a reducer finds values and puts what it makes.
 
+    :ivar parts: of members of its row
+    :ivar sums: of other rows
     :ivar own: this peer's values of a chunk, float32 [numel]
+    :ivar summed: told of each sum for a finisher elsewhere
     :ivar made: told of each encoded average
     :ivar failed: told why reducing is not possible here
     """
 
+    parts: Parts
+    sums: Sums
     own: Callable[[int], Tensor]
+    summed: Callable[[int], None]
     made: Callable[[int, bytes], None]
     failed: Callable[[str], None]
 
 
 class Reducing:
-    """Of one set of contributions after the other. Chunks that were inherited come in addition."""
+    """Of one set of contributions after the other. Chunks that were inherited come in addition.
 
-    def __init__(self, plan: Plan, me: int, parts: Parts, coding: Coding, make_reducer: MakeReducer, values: Values):
-        self._plan, self._me, self._parts, self._coding = plan, me, parts, coding
-        self._make_reducer, self._values = make_reducer, values
+    :ivar averages: that it has made of the present one, encoded
+    :ivar sums: the same of its row's sums
+    """
+
+    def __init__(self, plan: Plan, flow: ChunkFlow, coding: Coding, make_reducer: MakeReducer, values: Values) -> None:
+        self._plan, self._flow, self._coding, self._make_reducer = plan, flow, coding, make_reducer
+        self._values = values
         self._sum = torch.empty(CHUNK)
         self._counted: Counted | None = None
-        self._chunks: Sequence[int] = ()
-        self._encoded: dict[int, bytes] = {}
+        self.averages: dict[int, bytes] = {}
+        self.sums: dict[int, bytes] = {}
+        self._assignment: Assignment | None = None
         self._task: asyncio.Task[None] | None = None
-        self._sends = False
         self._news = asyncio.Event()
-        self._links: dict[int, Link] = {}
-        self._sending: dict[int, asyncio.Task[None]] = {}
-        self._meter = Meter(len(plan.members))
 
-    @property
-    def name(self) -> bytes:
-        """Of what is averaged."""
-        return b"" if self._counted is None else self._counted.name
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second at which averages came to all members together; 0 before any has."""
-        return self._meter.rate
-
-    def came(self, member: int) -> None:
-        """A member has received its next average."""
-        self._meter.came(member)
-
-    def prepare(self, counted: Counted, chunks: Sequence[int]) -> None:
-        """Average these chunks of these contributions as their parts come, in place of others, and keep the averages.
-
-        What was averaged already stays.
-        """
+    def begin(self, counted: Counted) -> None:
+        """Average these contributions, in place of others, as the flow has it; what was made already stays."""
         if self._counted is None or counted.name != self._counted.name:
-            self._encoded = {}
+            self.averages, self.sums = {}, {}
             self._coding.averaged.begin(float(sum(counted.weights.values())))
-            self._stop_sending()
-        self._counted, self._chunks = counted, chunks
-        if self._task is not None:
-            self._task.cancel()
-        self._task = asyncio.create_task(self._reduce())
-
-    def begin(self, counted: Counted, chunks: Sequence[int]) -> None:
-        """The same, and send the averages to all members."""
-        if counted != self._counted or chunks != self._chunks or self._task is None:
-            self.prepare(counted, chunks)
-        self._sends = True
-        for member, link in self._links.items():
-            self._send_to(member, link)
+        elif self._assignment is self._flow.assignment and self._task is not None and not self._task.done():
+            return
+        self._counted, self._assignment = counted, self._flow.assignment
+        self.stop()
+        self._task = asyncio.create_task(self._reduce(counted))
 
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._stop_sending()
 
-    def _stop_sending(self) -> None:
-        self._sends = False
-        for task in self._sending.values():
-            task.cancel()
-        self._sending.clear()
-
-    def part_came(self) -> None:
-        self._stir()
-
-    def _stir(self) -> None:
+    def stir(self) -> None:
+        """A part or a sum has come."""
         self._news.set()
         self._news = asyncio.Event()
 
-    def add(self, member: int, link: Link) -> None:
-        """A member has come: it gets all averages of this peer."""
-        self._links[member] = link
-        if self._sends:
-            self._send_to(member, link)
-
-    def drop(self, member: int) -> None:
-        self._links.pop(member, None)
-        if (task := self._sending.pop(member, None)) is not None:
-            task.cancel()
-
-    def _send_to(self, member: int, link: Link) -> None:
-        if member not in self._sending:
-            assert self._counted is not None
-            self._sending[member] = asyncio.create_task(self._send(member, link, self._counted.name))
-
-    async def _send(self, member: int, link: Link, name: bytes) -> None:
-        sent = set[int]()
-        with suppress(OSError):
-            while True:
-                news = self._news
-                for number, encoded in list(self._encoded.items()):
-                    if number not in sent:
-                        sent.add(number)
-                        self._meter.sent(member, len(encoded))
-                        await link.send(wire.average(number, name, encoded))
-                if self._encoded.keys() <= sent:
-                    await news.wait()
-
-    async def _reduce(self) -> None:
-        counted = self._counted
-        assert counted is not None
+    async def _reduce(self, counted: Counted) -> None:
+        coding, layout = self._coding, self._plan.layout
         try:
-            for number in self._chunks:
-                if number in self._encoded:
-                    continue
-                average = await self._average(number, counted)
-                encoded = self._encode(number, average)
-                self._encoded[number] = encoded
-                self._values.made(number, encoded)
-                self._stir()
+            for number in self._flow.sums_due:  # first, for others wait for them
+                values = await self._row_sum(number, counted)
+                self.sums[number] = self._encode(number, coding.of_means(self._plan.chunks[number][0], layout), values)
+                self._values.summed(number)
                 await asyncio.sleep(0)  # messages must not wait for all of it
+            while due := self._flow.averages_due:
+                ready = [each for each in due if self._flow.ready(each)]
+                if not ready:
+                    await self._news.wait()
+                    continue
+                number = ready[0]
+                average = await self._row_sum(number, counted)
+                for owner in self._flow.summands(number):
+                    average.add_(self._values.sums.of(owner, number))
+                way = coding.of_averages(self._plan.chunks[number][0], layout)
+                self.averages[number] = self._encode(number, way, average)
+                self._values.made(number, self.averages[number])
+                await asyncio.sleep(0)
         except Exception as error:
             self._values.failed(f"adding up failed here ({error!r:.100})")
 
-    async def _average(self, number: int, counted: Counted) -> Tensor:
+    async def _row_sum(self, number: int, counted: Counted) -> Tensor:
+        """What members of this row add to the average, float32 [numel]; with one row the average itself.
+
+        Of several rows it is small enough to be added: what compression loses of it, and of the average, is made good
+        in the same way.
+        """
         begin, end = self._plan.chunks[number]
-        room = self._sum[: end - begin]
-        if not counted.weights:
+        room, flow = self._sum[: end - begin], self._flow
+        weights = {m: weight for m, weight in counted.weights.items() if self._plan.rows[m] == flow.row}
+        if not weights:
             return room.zero_()
         reducer = self._make_reducer([room])
-        reducer.expect({self._plan.members[member]: float(weight) for member, weight in counted.weights.items()})
-        for member, weight in counted.weights.items():
-            if member == self._me:
+        reducer.expect({self._plan.members[member]: float(weight) for member, weight in weights.items()})
+        for member, weight in weights.items():
+            if member == flow.me:
                 values = self._values.own(number)
             else:
-                while not self._parts.has(member, number):
+                while not self._values.parts.has(member, number):
                     await self._news.wait()
-                values = self._parts.of(member, number)
+                values = self._values.parts.of(member, number)
             reducer.add(self._plan.members[member], 0, values, float(weight))
-        return await reducer.result(0)
+        mean, whole = await reducer.result(0), sum(counted.weights.values())
+        return mean if len(weights) == len(counted.weights) else mean.mul_(sum(weights.values()) / whole)
 
-    def _encode(self, number: int, average: Tensor) -> bytes:
+    def _encode(self, number: int, way: ChunkCompression, values: Tensor) -> bytes:
         begin = self._plan.chunks[number][0]
-        way = self._coding.of_averages(begin, self._plan.layout)
-        return bytes(self._coding.averaged.encode(way, average, begin).SerializeToString())
+        return bytes(self._coding.averaged.encode(way, values, begin).SerializeToString())

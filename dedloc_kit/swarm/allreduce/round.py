@@ -96,7 +96,7 @@ class Round:
                 self.streams.end()
             else:
                 self.streams.post_all(self._gave_up())
-                self.data.reducing.stop()
+                self.data.stop()
                 await self.streams.close()
 
     def finish(self, failure: Exception | None = None) -> None:
@@ -168,7 +168,7 @@ class Round:
     @property
     def upload_rate(self) -> float | None:
         """Bytes per second at which this peer's parts came to the reducers; if it has none, its averages to members."""
-        return (self.data.outbox.window.rate if self.entry.samples else self.data.reducing.rate) or None
+        return (self.data.outbox.window.rate if self.entry.samples else self.data.meter.rate) or None
 
     @property
     def differing(self) -> list[tuple[Entry, Entry]]:
@@ -178,8 +178,20 @@ class Round:
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """Who averaged each chunk; nobody if this peer had it from others that held it."""
-        return tuple(self.plan.members[maker] for maker in self.data.makers)
+        """Who finished each chunk; nobody if this peer had it from others that held it."""
+        made_by = self.data.made_by
+        return () if made_by is None else tuple(self.plan.members[maker] for maker in made_by.makers)
+
+    @property
+    def owners(self) -> tuple[tuple[tuple[str, ...], frozenset[str]], ...]:
+        """Of each row that counts who added up each chunk, and its members; nothing if this peer had the average from
+        others that held it."""
+        made_by, plan, peers = self.data.made_by, self.plan, self.plan.members
+        return tuple(
+            (tuple(peers[owner] for owner in owners), frozenset(peers[member] for member in team))
+            for owners, team in zip(made_by.owners if made_by is not None else (), plan.teams, strict=False)
+            if owners
+        )
 
     # The group
 
@@ -319,7 +331,7 @@ class Round:
 
     def opened(self, member: int, link: Link) -> None:
         if member in self.plan.reducers:
-            self.data.outbox.open(member, link)
+            self.data.open_up(member, link)
 
     def heard(self, member: int, link: Link, kind: Kind, content: bytes) -> None:
         match kind:
@@ -330,12 +342,14 @@ class Round:
             case Kind.CAME if link is self.streams.up.get(member):
                 self.data.outbox.window.came(member)
             case Kind.CAME:
-                self.data.reducing.came(member)
+                self.data.meter.came(member)
             case Kind.AVERAGE:
                 self.longest_silence = max(self.longest_silence, link.measure(kind))
                 if not self.over:
                     self.data.take_average(member, *wire.read_average(content))
                 link.post(bytes([Kind.CAME]))
+            case Kind.SUM if not self.over:
+                self.data.take_sum(member, *wire.read_average(content))
             case Kind.GROUP:
                 if not self.over and member != self.forming.maker:
                     self._take_group(member, Group.from_bytes(content))
@@ -349,7 +363,7 @@ class Round:
                 self.agreement.answer(member)
             case Kind.FETCH:
                 self.data.recovery.give(link, wire.read_fetch(content))
-            case Kind.PART:
+            case Kind.PART | Kind.SUM:
                 pass
             case _:
                 raise ValueError(f"{kind.name} is not for members")
@@ -395,13 +409,12 @@ class Round:
             return
         self._came.add(member)
         self.streams.accept(member, link)
-        self.data.reducing.add(member, link)
+        self.data.open_down(member, link)
         try:
             self._come(member, link)
             await self.streams.serve(member, link, self._end)
         finally:
-            self.data.reducing.drop(member)
-            self.data.recovery.drop(link)
+            self.data.close_down(member, link)
 
     def _come(self, member: int, link: Link) -> None:
         if (group := self.agreement.group) is not None:
@@ -424,7 +437,7 @@ class Round:
         """Nothing more comes from this member at all."""
         if self.over or not self.presence.fail(member, why, absence, blame=blame):
             return
-        self.data.outbox.window.gone(member)
+        self.data.gone(member)
         self._post_loss(member)
         self._join_if_due()
         self.form_if_due()

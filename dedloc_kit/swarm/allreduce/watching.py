@@ -93,7 +93,7 @@ class Watching:
     def _look(self, period: float) -> None:
         round = self._round
         self._reassure()
-        if round.data.parts.mine:
+        if round.data.flow.mine:
             self._judge_members()
         self._judge_maker()
         agreement, heard = round.agreement, round.streams.heard_within(2 * period)

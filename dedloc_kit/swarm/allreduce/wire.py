@@ -30,7 +30,8 @@ class Kind(IntEnum):
     HERE = 3
     """Still here."""
     AVERAGE = 4
-    """Of a chunk: its number (4 bytes), the name of what was averaged (32 bytes), and the values, encoded."""
+    """Of a chunk: its number (4 bytes), its name (32 bytes: of what was averaged, and who finished it; or the digest of
+    an average that is fetched), and the values, encoded."""
     GROUP = 5
     WHICH = 6
     """Send me the group with this id."""
@@ -46,6 +47,8 @@ class Kind(IntEnum):
     """The round is over here without a step; these members were to blame, as far as this side knows."""
     FAILED = 11
     """The same, by the sender's own fault."""
+    SUM = 13
+    """What an owner has added up for its row, to the chunk's finisher; as AVERAGE."""
 
 
 class Wanted(Record):
@@ -90,6 +93,10 @@ def part(number: int, encoded: bytes) -> bytes:
 
 def average(number: int, name: bytes, encoded: bytes) -> bytes:
     return _AVERAGE.pack(Kind.AVERAGE, number, name) + encoded
+
+
+def row_sum(number: int, name: bytes, encoded: bytes) -> bytes:
+    return _AVERAGE.pack(Kind.SUM, number, name) + encoded
 
 
 def read_part(content: bytes) -> tuple[int, bytes]:

@@ -29,7 +29,7 @@ from dedloc_kit.swarm.allreduce.agreement import GroupRefused, Setting
 from dedloc_kit.swarm.allreduce.carried import carried
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
-from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.plan import MAX_ROW, Plan
 from dedloc_kit.swarm.allreduce.reduction.keeping import Holding, OnDisk, in_memory
 from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.allreduce.round import Round
@@ -106,6 +106,14 @@ class Rules:
     """Likewise."""
     lent: Path | None = None
     """Where that lies which who only lends its line has for others; none of who uses the averages itself."""
+
+    def row_of(self, members: int) -> int:
+        """How many members of a group have a row.
+
+        One row has all if a reducer needs the values of all of them, not sums, to tell honest ones from others; or if
+        the organizer checks what each reducer made of what each member had pledged.
+        """
+        return MAX_ROW if self.make_reducer is MeanReducer and self.pledges is None else members
 
 
 def rules_of(run: RunConfig) -> Rules:
@@ -351,7 +359,7 @@ class AveragingService(Service):
     async def _round(self, group: Group, start: Start, flat: Tensor) -> Round:
         layout, world = self._vector.layout, self._branch.world
         bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
-        plan = Plan.of(group.peers, layout, bandwidths, len(group.peers))
+        plan = Plan.of(group.peers, layout, bandwidths, self._rules.row_of(len(group.peers)))
         await self._branch.retry()
         instance = self._branch.head.instance
         self._coding.sent.begin(float(start.mine.samples))
@@ -433,7 +441,9 @@ class AveragingService(Service):
             self._coding.of_gradients(begin, self._vector.layout).byte_count(end - begin) + len(average)
             for (begin, end), average in zip(round.plan.chunks, round.average, strict=True)
         ]
-        found = carried(round.makers, names.keys(), weights, sizes) if round.makers else {}
+        found = Counter[str]()
+        for owners, row in round.owners:
+            found.update(carried(owners, names.keys(), {p: w for p, w in weights.items() if p in row}, sizes))
         return {peer: Carried(bytes=size, name=names[peer]) for peer, size in found.items()}
 
     async def _keep(self, group: Group, round: Round) -> None:

@@ -31,6 +31,7 @@ class Setup:
     :ivar size: of the vector
     :ivar minimum: samples of a batch
     :ivar firewalled: so many members, the last ones, cannot be reached; they open all of their streams
+    :ivar row: members of a row on average; all have one if it is 0
     :ivar patience: seconds of silence after which a member counts as gone, by the engine's clock. A broken stream is
         noticed at once, and costs none of it
     """
@@ -40,6 +41,7 @@ class Setup:
     minimum: int = 1
     compression: str = "none"
     firewalled: int = 0
+    row: int = 0
     patience: float = 1_000.0
 
     @property

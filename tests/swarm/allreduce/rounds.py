@@ -110,6 +110,7 @@ class RoundEngine:
             global_batch=setup.minimum,
             compression=setup.compression,
             clients=setup.firewalled,
+            row=setup.row,
             organizer=COORDINATOR,
             patience=Patience(setup.patience, setup.patience),
             limit=LIMIT,

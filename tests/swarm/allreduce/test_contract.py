@@ -13,7 +13,11 @@ from tests.swarm.allreduce.contract import COORDINATOR, HANG, Engine, Moment, Pa
 from tests.swarm.allreduce.rounds import RoundEngine
 
 ENGINES: dict[str, Engine] = {"round": RoundEngine()}
-GROUPS = {"reached": Setup(), "firewalled": Setup(samples=(0, 4, 5, 3, 4, 5), firewalled=2)}
+GROUPS = {
+    "reached": Setup(),
+    "firewalled": Setup(samples=(0, 4, 5, 3, 4, 5), firewalled=2),
+    "rows": Setup(samples=(0, 4, 5, 3, 4, 5, 3, 4, 5, 4), firewalled=3, row=4),
+}
 SHORT = 2.5
 """Seconds of patience where silence has to be noticed."""
 ERRORS = {"none": 1e-5, "8bit": 0.02, "4bit": 0.2, "sparse": 0.99}
