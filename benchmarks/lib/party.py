@@ -84,6 +84,7 @@ class Party:
     """A group: what each member brings, and with what it ended.
 
     :ivar members: their rounds
+    :ivar codings: of a round before, if any
     :ivar clients: the last ones reduce nothing
     :ivar row: members of a row on average; all have one if it is 0
     :ivar kinds: members that are of another kind than usual
@@ -126,9 +127,11 @@ class Party:
     def prepare(self) -> None:
         layout, chance = self.plan.layout, random.Random(self.seed)
         for number, peer in enumerate(self.plan.members):
-            coding = Coding(codec_of(self.compression), Feedback(layout.size), Feedback(layout.size))
+            if number == len(self.codings):
+                coding = Coding(codec_of(self.compression), Feedback(layout.size), Feedback(layout.size))
+                self.codings.append(coding)
+            coding = self.codings[number]
             coding.sent.begin(float(self.samples[number]))
-            self.codings.append(coding)
             self.voters.append(VotesInMemory(Voter(peer, 1)))
             average = torch.empty(layout.size)
             self.averages.append(average)

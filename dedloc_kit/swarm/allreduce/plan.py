@@ -21,6 +21,9 @@ from dedloc_kit.records.record import PeerId
 
 MAX_ROW = 64
 """Members of a row on average. In smaller rows the death of a reducer costs more, in larger ones streams do."""
+FOR_BACKUPS = 24
+"""Members and reducers of a group of one row, counted together: from so many on backups are a twentieth of what a
+reducer sends, or less."""
 Row = int
 
 
@@ -79,12 +82,12 @@ class Assignment:
         return tuple(Transfer(member, owners[chunk], chunk) for chunk in order if owners[chunk] != member)
 
     def backups(self, owner: int) -> tuple[Transfer, ...]:
-        """An owner's own parts of its chunks, to those who own them if it dies. With one row there are none.
+        """An owner's own parts of its chunks, to those who own them if it dies; in a small group there are none.
 
         So it still counts if it dies after all its parts are sent; otherwise all averages would have to be made and
-        sent anew without it. In a small group they would cost each reducer a large share of what it sends.
+        sent anew without it.
         """
-        if len(self.owners) == 1:
+        if len(self.owners) == 1 and len(self.plan.members) + len(self.plan.reducers) < FOR_BACKUPS:
             return ()
         heirs = self.plan.owners_if(self.plan.rows[owner], self.living - {owner})
         return tuple(Transfer(owner, heirs[c], c) for c in self.owned.get(owner, ())) if heirs else ()

@@ -10,8 +10,6 @@ from pydantic import Field, field_validator
 from dedloc_kit.records.record import Count, Digest, PeerId, Record
 from dedloc_kit.records.steps import MAX_MEMBERS
 
-MAX_ROW = 256
-"""Members that one row's leader brings."""
 MAX_GROUP_BYTES = 200 * MAX_MEMBERS
 
 
