@@ -6155,7 +6155,7 @@ MUTATIONS = (
     Mutation(
         "a round: a member's early parts are all kept",
         "swarm/allreduce/parts.py",
-        "if self._flow.expects(member, number) or early <= self._plan.inherited(self._flow.me):",
+        "if self._flow.expects(member, number) or self._early(member) <= self._plan.inherited(self._flow.me):",
         "if number < len(self._plan.chunks):",
         "tests/swarm/allreduce/test_hostile_rounds.py -k every_share",
     ),

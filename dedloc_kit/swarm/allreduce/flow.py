@@ -33,10 +33,13 @@ class ChunkFlow:
         self.held: dict[int, int] = {}
         self._rows: frozenset[Row] = frozenset()
         self._got: dict[int, int] = {}
+        """Of each member of the row which parts are here, a bit for each chunk."""
         self._summed: set[int] = set()
         self._sums: dict[int, dict[int, bytes]] = {}
+        """Of each chunk what owners in other rows have added up, by name."""
         self._sent: set[tuple[int, ...]] = set()
         self._lacking: Counter[int] = Counter()
+        """How many averages and sums each reducer still owes this peer."""
         self.assign(plan.reducers)
 
     def assign(self, reducers: Collection[int]) -> None:

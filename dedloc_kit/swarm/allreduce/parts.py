@@ -40,10 +40,13 @@ class Parts:
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         check(read_part(encoded), end - begin)
-        early = sum(not self._flow.expects(member, each) for each in kept)
-        if self._flow.expects(member, number) or early <= self._plan.inherited(self._flow.me):
+        if self._flow.expects(member, number) or self._early(member) <= self._plan.inherited(self._flow.me):
             kept[number] = self._keep(encoded)
             self._flow.part_came(member, number)
+
+    def _early(self, member: int) -> int:
+        """How many parts are here that this peer does not reduce as far as it knows."""
+        return sum(not self._flow.expects(member, number) for number in self._kept[member])
 
     def has(self, member: int, number: int) -> bool:
         return number in self._kept.get(member, {})

@@ -1,8 +1,8 @@
 """One attempt of a group of peers to take a step.
 
 Each member opens a stream to each reducer and sends those of its row its parts. The first reducer in rank makes the
-group of all entries that came to it; from then on a `consensus.Participant` decides. Reducers average exactly those that
-the proposal counts, and everybody gets the same encoded average, so all end with the same bits, or with none.
+group of all entries that came to it; from then on a `consensus.Participant` decides. Reducers average exactly those
+that the proposal counts, and everybody gets the same encoded average, so all end with the same bits, or with none.
 """
 
 import asyncio
