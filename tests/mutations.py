@@ -1911,15 +1911,15 @@ MUTATIONS = (
     Mutation(
         "who stood still keeps a part that was fixed, though others have computed it",
         "swarm/rounds/optimizer.py",
-        "        self._rounds.batch.open()\n        self._accumulator.forget()",
+        "        self.rounds.batch.open()\n        self._accumulator.forget()",
         "        self._accumulator.forget()",
         "tests/swarm/rounds/test_optimizer.py -k others_compute",
     ),
     Mutation(
         "what is on its way to a round is forgotten",
         "swarm/rounds/optimizer.py",
-        "        if self._rounds.begun:\n            return False\n        self._rounds.batch.open()",
-        "        self._rounds.batch.open()",
+        "        if self.rounds.begun:\n            return False\n        self.rounds.batch.open()",
+        "        self.rounds.batch.open()",
         "tests/swarm/rounds/test_optimizer.py -k others_compute",
     ),
     Mutation(
@@ -3982,9 +3982,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a leader may name clients alone",
-        "swarm/averaging/matchmaking/group.py",
-        "if all(member.client_mode for member in members):",
-        "if False:",
+        "swarm/gathering/messages.py",
+        " or all(member.client for member in self.members)",
+        "",
         "tests/swarm/hostile/test_lengths.py -k leader_is_not_believed",
     ),
     Mutation(
@@ -4032,8 +4032,8 @@ MUTATIONS = (
     Mutation(
         "a run's rounds do not weigh what members claim",
         "swarm/averaging/service.py",
-        "OneGroup(least, weighing(run))",
-        "OneGroup(least)",
+        "Rules(weighing(run), ",
+        "Rules(claimed, ",
         "tests/swarm/hostile/test_strangers_in_a_round.py",
     ),
     Mutation(
@@ -4214,14 +4214,14 @@ MUTATIONS = (
     Mutation(
         "a step does not say who was left out",
         "swarm/rounds/optimizer.py",
-        "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)",
+        "self._tell(receipt, outcome.contributions, parts, self.rounds.left_out, outcome.carried)",
         "self._tell(receipt, outcome.contributions, parts, None, outcome.carried)",
         "tests/swarm/rounds/test_optimizer.py -k who_was_left_out",
     ),
     Mutation(
         "who was missing in a refused round is forgotten when the step is taken without it",
         "swarm/rounds/rounds.py",
-        "                self._missing.note(outcome, self._sought.awaited, members)\n                # Whoever",
+        "                self._missing.note(outcome, awaited, members)\n                # Whoever",
         "                # Whoever",
         "tests/swarm/rounds/test_rounds.py -k for_which_a_round_was_refused",
     ),
@@ -4247,39 +4247,11 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
     Mutation(
-        "who comes while a group is being found is not looked for",
-        "swarm/rounds/rounds.py",
-        "            self._averager.widen(group, self._request(expected))\n",
-        "            pass\n",
-        "tests/swarm/rounds/test_rounds.py -k as_well",
-    ),
-    Mutation(
         "a group stands long before the batch is full",
-        "swarm/averaging/matchmaking/search.py",
-        "if self.closing is not None or self.leader:",
-        "if self.leader:",
-        "tests/swarm/averaging/matchmaking/test_group.py -k nearly_full",
-    ),
-    Mutation(
-        "a group waits for who is late though the batch is full",
-        "swarm/rounds/sought.py",
-        "full = left == 0.0 and self._open_until > time.monotonic()",
-        "full = False",
-        "tests/swarm/rounds/test_rounds.py -k stays_open",
-    ),
-    Mutation(
-        "a leader does not find out that another one leads",
-        "swarm/averaging/matchmaking/search.py",
-        "            search.request = request\n",
-        "            pass\n",
-        "tests/swarm/averaging/matchmaking/test_group.py -k follow_a_leader",
-    ),
-    Mutation(
-        "a group is looked for with those who have vanished",
-        "swarm/rounds/rounds.py",
-        "vanished = group.members is None and self._sought.vanished()",
-        "vanished = False",
-        "tests/swarm/rounds/test_rounds.py -k vanished",
+        "swarm/gathering/gathering.py",
+        "now < search.open_until or missing",
+        "missing",
+        "tests/swarm/gathering/test_gathering.py",
     ),
     Mutation(
         "what comes after the batch is full counts in it",
@@ -4291,22 +4263,22 @@ MUTATIONS = (
     Mutation(
         "devices stay idle after a round that failed",
         "swarm/rounds/rounds.py",
-        'if outcome.outcome != "complete":',
-        "if False:",
+        "        if not complete:  # then",
+        "        if False:  # then",
         "tests/swarm/rounds/test_optimizer.py -k failed",
     ),
     Mutation(
         "devices stay idle until the next round may begin",
         "swarm/rounds/rounds.py",
-        "if time.monotonic() < self._not_before:",
-        "if False:",
+        "if not self._gatherer.machine.pauses(self._peers.now()):",
+        "if True:",
         "tests/swarm/rounds/test_optimizer.py -k failed",
     ),
     Mutation(
         "a round that has begun is called off",
-        "swarm/rounds/rounds.py",
-        "if self._group is not None and not self._begun:",
-        "if self._group is not None:",
+        "swarm/gathering/gathering.py",
+        "return [] if self._begun else self._check_attempt(self.attempt, left, now)",
+        "return self._check_attempt(self.attempt, left, now)",
         "tests/swarm/rounds/test_rounds.py -k not_called_off",
     ),
     Mutation(
@@ -4319,7 +4291,7 @@ MUTATIONS = (
     Mutation(
         "a device that is ahead computes on",
         "swarm/rounds/optimizer.py",
-        "return self._rounds.batch.ahead or",
+        "return self.rounds.batch.ahead or",
         "return",
         "tests/swarm/rounds/test_optimizer.py -k beside_a_round",
     ),
@@ -5033,13 +5005,6 @@ MUTATIONS = (
         "tests/swarm/hostile/test_lengths.py -k does_not_end",
     ),
     Mutation(
-        "a leader that was only slow is never asked again",
-        "swarm/averaging/matchmaking/search.py",
-        "                self._in_vain.clear()\n            search.widened",
-        "            search.widened",
-        "tests/swarm/averaging/matchmaking/test_group.py -k waited_for_in_vain",
-    ),
-    Mutation(
         "the page and its questions run in whatever loops a library has chosen for the process",
         "machine/dialling.py",
         "asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)",
@@ -5153,10 +5118,10 @@ MUTATIONS = (
     ),
     Mutation(
         "who is needed for a step stays away from it for longer and longer",
-        "swarm/rounds/rounds.py",
-        "        self._peers.need(needed)\n",
-        "",
-        "tests/swarm/rounds/test_rounds.py -k no_step_can_be_taken",
+        "swarm/gathering/gathering.py",
+        "self._table.need(peer for",
+        "list(peer for",
+        "tests/swarm/gathering/test_gathering.py -k needed",
     ),
     Mutation(
         "who follows a stage and reduces nothing begins no round of its own accord",
@@ -5173,17 +5138,10 @@ MUTATIONS = (
         "tests/swarm/gathering/test_batch.py -k not_told",
     ),
     Mutation(
-        "who looks for another group does not say that the last one is over",
-        "swarm/averaging/service.py",
-        "not in self._standing.keys() | self._over.keys() and",
-        "not in self._standing.keys() and",
-        "tests/swarm/averaging/test_service.py -k is_over",
-    ),
-    Mutation(
         "a leader may name a member twice",
-        "swarm/averaging/matchmaking/group.py",
-        "if len({member.peer for member in members}) < len(members):",
-        "if False:",
+        "swarm/gathering/messages.py",
+        "peers != sorted(set(peers))",
+        "peers != sorted(peers)",
         "tests/swarm/hostile/test_lengths.py -k leader_is_not_believed",
     ),
     Mutation(
@@ -5370,9 +5328,9 @@ MUTATIONS = (
     ),
     Mutation(
         "looks over a line that was down make a peer alone",
-        "swarm/directory/tracker.py",
-        "            self.peers.line_was_down()\n            return False\n",
-        "            return False\n",
+        "swarm/directory/shared_table.py",
+        "            if blind:\n                self.table.line_was_down()\n",
+        "",
         "tests/swarm/directory/test_tracker.py -k line_that_was_down",
     ),
     Mutation(
@@ -5937,9 +5895,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a group waits for ever for samples that somebody outside of it has",
-        "swarm/rounds/rounds.py",
-        "if lacks or self._peers.gone(",
-        "if self._peers.gone(",
+        "swarm/gathering/gathering.py",
+        "if self._batch.lacks(attempt.peers, now):",
+        "if False:",
         "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
     ),
     Mutation(
@@ -5994,15 +5952,15 @@ MUTATIONS = (
     Mutation(
         "a member may turn away from every group",
         "swarm/averaging/service.py",
-        "self._heeded[step, peer] < HEEDED",
+        "self._heeded[key] < HEEDED",
         "True",
         "tests/swarm/averaging/test_service.py -k turns_away",
     ),
     Mutation(
         "anybody calls off a group that it is no member of",
         "swarm/averaging/service.py",
-        "if group is not None and peer in group.peers and",
-        "if group is not None and",
+        "if peer in group.peers and self",
+        "if self",
         "tests/swarm/averaging/test_service.py -k turns_away",
     ),
     Mutation(
@@ -6244,13 +6202,6 @@ MUTATIONS = (
         "tests/swarm/averaging/pledges/test_pledges.py -k two_pledges",
     ),
     Mutation(
-        "a round: peers gather without the voters of the last step",
-        "swarm/rounds/rounds.py",
-        "if left > self._timeouts.lead or needed:",
-        "if left > self._timeouts.lead:",
-        "tests/swarm/rounds/test_rounds.py -k without_the_voters",
-    ),
-    Mutation(
         "gathering: an old record revives a peer that is gone",
         "swarm/gathering/peers.py",
         "elif known.position is None or position.time > known.position.time:",
@@ -6309,7 +6260,7 @@ MUTATIONS = (
     Mutation(
         "gathering: a group stands without a quorum",
         "swarm/gathering/gathering.py",
-        "bool(search.followers or alone) and self._quorum(_members(self._me, search))",
+        "bool(search.followers or alone) and self._quorum(_members(self.me, search))",
         "bool(search.followers or alone)",
         "tests/swarm/gathering/test_gathering.py -k without_a_quorum",
     ),
@@ -6337,8 +6288,8 @@ MUTATIONS = (
     Mutation(
         "gathering: a peer that nobody follows asks nobody",
         "swarm/gathering/gathering.py",
-        "anyone = self._me.client or now >= search.began + PENALTY",
-        "anyone = self._me.client",
+        "anyone = self.me.client or now >= search.began + PENALTY",
+        "anyone = self.me.client",
         "tests/swarm/gathering/test_gathering.py -k nobody_follows",
     ),
     Mutation(
@@ -6358,14 +6309,14 @@ MUTATIONS = (
     Mutation(
         "gathering: a group that stands is never given up",
         "swarm/gathering/gathering.py",
-        "if not leavers and now < self._limit:",
-        "if not leavers:",
+        '"the batch does not fill" if now >= self._limit else ""',
+        '""',
         "tests/swarm/gathering/test_gathering.py -k does_not_fill",
     ),
     Mutation(
         "gathering: a client leads",
         "swarm/gathering/gathering.py",
-        "            not self._me.client\n            and not search.accepted",
+        "            not self.me.client\n            and not search.accepted",
         "            not search.accepted",
         "tests/swarm/gathering/test_gathering.py -k client",
     ),

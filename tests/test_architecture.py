@@ -61,7 +61,6 @@ ROOMS = (
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 INNER = {
     "swarm.allreduce": ("encoding", "reduction"),
-    "swarm.averaging": ("matchmaking", "pledges"),
     "swarm.serving": ("server", "client", "layers"),
     "blocks": ("weights", "plans", "adapters"),
     "learning.train": ("optim", "state", "computing", "gradients"),

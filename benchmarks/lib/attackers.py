@@ -32,14 +32,15 @@ from dedloc_kit.client import fetch_state
 from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records.invitation import Invitation
+from dedloc_kit.records.position import Position
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
-from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
+from dedloc_kit.swarm.gathering.messages import Join, Verdict
+from dedloc_kit.swarm.gathering.service import MAX_VERDICT_BYTES, GatheringService
 from dedloc_kit.swarm.membership.admission import request_access
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.service import Endpoint, encode
+from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.transfer.service import TransferService
 
 ONE = ("127.0.0.2",)
@@ -202,7 +203,7 @@ async def lengths(target: Target) -> None:
 
 def _services(target: Target) -> list[str]:
     """The names under which a peer's streams are opened."""
-    return [Names(target.run_id).service(kind.name) for kind in (TransferService, GroupService, AveragingService)]
+    return [Names(target.run_id).service(kind.name) for kind in (TransferService, GatheringService, AveragingService)]
 
 
 async def questions(target: Target) -> None:
@@ -301,10 +302,21 @@ async def _store(
 
 
 async def _join(p2p: P2P, target: Target) -> None:
-    me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
-    join = encode(Join(step=1, after="", member=me))
-    async with Endpoint(p2p, target.run_id).open(target.invitation.organizer, GroupService, join) as stream:
-        await stream.receive_record(Verdict)
+    position = Position(
+        run_id=target.run_id,
+        term=(0, ""),
+        step=1,
+        head="",
+        incarnation=0,
+        samples=0,
+        samples_per_second=0.0,
+        boundary_seconds=0.0,
+        client=True,
+        time=get_dht_time(),
+    )
+    join, leader = Join(position=position).to_bytes(), target.invitation.organizer
+    async with Endpoint(p2p, target.run_id).open(leader, GatheringService, join) as stream:
+        Verdict.from_bytes(await stream.receive(MAX_VERDICT_BYTES))
 
 
 # What ends in 20 comes from twenty addresses.

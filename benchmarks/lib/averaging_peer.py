@@ -4,6 +4,7 @@ After the job, a line `{"do": "meet", "addresses": {ID: ADDRESSES}}` tells it wh
 makes it look for the group, and `{"do": "average"}` begins the all-reduce.
 """
 
+import hashlib
 import os
 import socket
 import time
@@ -31,8 +32,8 @@ from dedloc_kit.learning.train.flat import FlatLayout
 from dedloc_kit.records.state import StateInfo
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.allreduce.streams import Patience
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.chain.branch import Branch
+from dedloc_kit.swarm.gathering.messages import Attempt, Member
 from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
@@ -107,19 +108,11 @@ class Ours:
             time.sleep(1.0)
 
     def gather(self) -> None:
-        leader = min(self._others | {self.peer})
-        self._group = self._averager.gather(
-            GroupRequest(
-                step=self._head.instance.step,
-                after=self._head.instance.previous,
-                leaders=(leader,) if leader != self.peer else (),
-                expected=frozenset(self._others),
-                unwelcome=frozenset(),
-                window=_WINDOW_SECONDS,
-            )
-        )
-        while self._group.members is None and not self._group.done:
-            time.sleep(0.01)
+        peers = sorted(self._others | {self.peer})
+        previous = self._head.instance.previous
+        nonce = hashlib.sha256(f"{previous} {peers}".encode()).hexdigest()[:32]
+        members = tuple(Member(peer=peer) for peer in peers)
+        self._group = self._averager.stand(Attempt(nonce=nonce, previous=previous, members=members))
 
     def average(self) -> tuple[int, str]:
         mine = Contribution(

@@ -43,7 +43,6 @@ from dedloc_kit.swarm.audits.known_answer import KnownAnswers
 from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, rules_of
@@ -52,6 +51,7 @@ from dedloc_kit.swarm.consensus.resets import ResetOptions
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.gathering.service import GatheringService
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
@@ -409,7 +409,7 @@ def exchange_of(
             endpoint = Endpoint(p2p, run.run_id)
             donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
-            groups = GroupService(signer.peer, endpoint, client_mode=node.reach.client_mode)
+            gathering = GatheringService(endpoint, run)
             organizer = node.gate.organizer
             disk = FolderDisk(folder / "agreement" / run.run_id)
             network = Libp2pNetwork(endpoint, signer.peer)
@@ -418,7 +418,7 @@ def exchange_of(
             await branch.serve()
             equivocation = None if pledges is None else EquivocationService(endpoint, signer.peer, organizer)
             own = replace(rules, pledges=pledges, equivocation=equivocation)
-            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, own, branch)
+            averaging = AveragingService(endpoint, signer, run, vector, donor, own, branch)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
             checks: Sequence[Service] = ()
@@ -438,9 +438,9 @@ def exchange_of(
             if content is not None:
                 giving = (ContentService(content),)
                 giving[0].line_free = donor.line_free
-            for service in (transfer, groups, averaging, *checks, *giving):
+            for service in (transfer, gathering, averaging, *checks, *giving):
                 await endpoint.add(service)
-            yield node.gate, transfer, averaging, branch, *checks
+            yield node.gate, transfer, gathering, averaging, branch, *checks
         finally:
             if pledges is not None:
                 pledges.close()
@@ -448,7 +448,7 @@ def exchange_of(
             disk.close()
 
     host = Host(make, source.newest)
-    return Exchange(Averager(vector, host), Transfers(host, run.run_id), rules.grouping, host)
+    return Exchange(Averager(vector, host), Transfers(host, run.run_id), rules.weigh, host)
 
 
 def _kept_parameters(state: TrainingState, peer: PeerConfig, audited: int) -> KeptParameters | None:

@@ -32,6 +32,7 @@ from dedloc_kit.records.orders import Notice
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.gathering.messages import Join
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate
@@ -334,6 +335,12 @@ def progress(**values: Any) -> Progress:
     defaults = {"run_id": RUN_ID, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
     defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
     return Progress(**{**defaults, "device": "CPU", "name": "x", "time": time.time(), **values})
+
+
+def join(run_id: str = RUN_ID, **values: Any) -> Join:
+    """A peer at the beginning of a run asks another one to lead it."""
+    told = progress(**{"run_id": run_id, "step": 0, "round": "", "client_mode": True, **values})
+    return Join(position=told.position)
 
 
 class PlainDHT:

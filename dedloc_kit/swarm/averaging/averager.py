@@ -1,4 +1,4 @@
-"""The training's side of averaging: gather a group, begin, call off."""
+"""The training's side of averaging: what a group says until it stands; begin, call off."""
 
 import itertools
 from concurrent.futures import Future
@@ -6,36 +6,23 @@ from concurrent.futures import Future
 from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.records.steps import Contribution
 from dedloc_kit.swarm.allreduce.streams import Patience
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start
+from dedloc_kit.swarm.averaging.service import AveragingService, Start
+from dedloc_kit.swarm.gathering.messages import Attempt, Carried, Join, Verdict
+from dedloc_kit.swarm.gathering.service import GatheringService
 from dedloc_kit.swarm.network.host import Host
 
 
 class PendingGroup:
-    """A group that is being found, waits for its members to begin, or averages."""
+    """A group that waits for its members to begin, or averages."""
 
-    def __init__(self, number: int, result: Future[RoundResult], found: Future[Found], called: Future[None]) -> None:
-        self.number, self._result, self._found, self._called = number, result, found, called
+    def __init__(self, number: int, attempt: Attempt, result: Future[RoundResult], called: Future[None]) -> None:
+        self.number, self.members, self._result, self._called = number, attempt.peers, result, called
 
     @property
     def called(self) -> bool:
         """Has a member begun, who so thinks that the batch is full?"""
         return self._called.done() and self._called.exception() is None
-
-    @property
-    def members(self) -> frozenset[str] | None:
-        """None while the group is being found or if it was not."""
-        return self._found.result().members if self._stands else None
-
-    @property
-    def seconds(self) -> float:
-        """What it took to find the group."""
-        return self._found.result().seconds
-
-    @property
-    def _stands(self) -> bool:
-        return self._found.done() and self._found.exception() is None
 
     @property
     def done(self) -> bool:
@@ -60,19 +47,31 @@ class Averager:
         self.vector, self._host = vector, host
         self._numbers = itertools.count()
 
-    def gather(self, request: GroupRequest) -> PendingGroup:
-        """Look for the group that will take a global step; it averages when its members `begin`."""
-        number = next(self._numbers)
-        result = self._host.call(AveragingService.average, number, request)
-        found, called = (
-            self._host.call(AveragingService.found, number),
-            self._host.call(AveragingService.called, number),
-        )
-        return PendingGroup(number, result, found, called)
+    # Until a group stands
 
-    def widen(self, group: PendingGroup, request: GroupRequest) -> None:
-        """Look from now on as this says, if the group is still being found."""
-        self._host.call(AveragingService.widen, group.number, request)
+    def ask(self, leader: str, join: Join) -> None:
+        """Ask a peer to lead this one."""
+        self._host.call(GatheringService.ask, leader, join)
+
+    def answer(self, peer: str, verdict: Verdict) -> None:
+        """Tell a peer that has asked this one."""
+        self._host.call(GatheringService.answer, peer, verdict)
+
+    def leave(self, leader: str) -> None:
+        """Follow this leader no more."""
+        self._host.call(GatheringService.leave, leader)
+
+    def heard(self) -> Future[list[Carried]]:
+        """What other peers say next."""
+        return self._host.call(GatheringService.heard)
+
+    # A round
+
+    def stand(self, attempt: Attempt) -> PendingGroup:
+        """A group stands; it averages when its members `begin`."""
+        number = next(self._numbers)
+        result = self._host.call(AveragingService.average, number, attempt)
+        return PendingGroup(number, attempt, result, self._host.call(AveragingService.called, number))
 
     def begin(
         self,
@@ -82,7 +81,7 @@ class Averager:
         limit: float,
         work: tuple[bytes, ...] = (),
     ) -> None:
-        """Average with the group as soon as it stands.
+        """Average with the group.
 
         :param limit: seconds for the whole all-reduce
         :param work: a line for each microbatch (`pledge.Work`) where members are checked

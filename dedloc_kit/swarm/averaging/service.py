@@ -1,16 +1,16 @@
-"""The network's side of averaging: finds the group of a round and runs it, in a process of its own.
+"""The network's side of averaging: runs the rounds of groups that stand, in a process of its own.
 
 A round has two halves, so that nobody waits for the slow one: the group gathers while the batch still fills up, and
 begins when its members say so. Everyone ends with the same bits, or nobody uses the result.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,25 +36,25 @@ from dedloc_kit.swarm.allreduce.round import Round
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
 from dedloc_kit.swarm.averaging.entries import EntryReader, new_entry, piece_of
-from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Member, stands
-from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping, OneGroup
-from dedloc_kit.swarm.averaging.matchmaking.search import GroupService, NoGroup
 from dedloc_kit.swarm.averaging.pledges.pledges import Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.branch import Branch
 from dedloc_kit.swarm.consensus.messages import Options
 from dedloc_kit.swarm.consensus.records import Entry
+from dedloc_kit.swarm.gathering.messages import Attempt
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage, StoredAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.weight import weighing
+from dedloc_kit.swarm.trust.weight import Weigh, weighing
 
 AVERAGED_ROUNDS = 2
 """Whose averages the organizer keeps in memory."""
 
+STANDS_SECONDS = 3.0
+"""For which a member that has begun waits until this peer knows of its group."""
 HEEDED = 8
 """So often a member may turn away from the groups of a step, and the others do at once."""
 
@@ -73,15 +73,6 @@ class Start:
     """A line for each microbatch (`pledge.Work`) where members are checked."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A group that stands."""
-
-    members: frozenset[str]
-    seconds: float
-    """What it took to find it."""
-
-
 class Averaged(NamedTuple):
     """What came of a round, for who checks its reducers."""
 
@@ -94,10 +85,10 @@ class Averaged(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What may be another than usual: who averages together, what becomes of their values, how they exchange it, and
-    whether they commit to it before."""
+    """What may be another than usual: what counts of what members claim, what becomes of their values, how they
+    exchange it, and whether they commit to it before."""
 
-    grouping: Grouping
+    weigh: Weigh
     make_reducer: MakeReducer = MeanReducer
     round: type[Round] = Round
     pledges: Pledges | None = None
@@ -117,9 +108,8 @@ class Rules:
 
 
 def rules_of(run: RunConfig) -> Rules:
-    """The usual ones. In a stage the drivers say what a batch holds, which is less, or nothing, if one has died."""
-    least = run.global_batch if run.stage is None else 0
-    return Rules(OneGroup(least, weighing(run)), reducer_of(run.trust))
+    """The usual ones."""
+    return Rules(weighing(run), reducer_of(run.trust))
 
 
 class Opening(Record):
@@ -134,15 +124,13 @@ _MAX_OPENING_BYTES = wire.ENTRY_BYTES + 256
 
 
 class _Pending:
-    """A round of this peer, from the search for its group on."""
+    """A round of this peer, from when its group stands."""
 
-    def __init__(self, request: GroupRequest) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         loop = asyncio.get_running_loop()
-        self.request, self.task = request, asyncio.current_task()
-        self.group: Group | None = None
+        self.attempt, self.task = attempt, asyncio.current_task()
         self.left = False
         """Has another member turned away from its group?"""
-        self.found: asyncio.Future[Found] = loop.create_future()
         self.called: asyncio.Future[None] = loop.create_future()
         """Done when a member has begun, who so thinks that the batch is full."""
         self.start: asyncio.Future[Start] = loop.create_future()
@@ -154,7 +142,7 @@ class _Pending:
             self.task.cancel()
 
     def end(self) -> None:
-        for future in (self.found, self.called, self.round):
+        for future in (self.called, self.round):
             let_go(future)
 
 
@@ -171,7 +159,6 @@ class AveragingService(Service):
     def __init__(
         self,
         endpoint: Endpoint,
-        groups: GroupService,
         signer: Signer,
         run: RunConfig,
         vector: SharedVector,
@@ -179,9 +166,9 @@ class AveragingService(Service):
         rules: Rules,
         branch: Branch,
     ) -> None:
-        self._endpoint, self._groups, self._me, self._run = endpoint, groups, signer.peer, run
+        self._endpoint, self._me, self._run = endpoint, signer.peer, run
         self._vector, self._donor, self._rules, self._branch = vector, donor, rules, branch
-        self._reader = EntryReader(run, branch.organizer, signer, rules.grouping.weigh)
+        self._reader = EntryReader(run, branch.organizer, signer, rules.weigh)
         size = vector.layout.size
         lost = untouched_zeros if rules.lent is None else partial(zeros_on_disk, rules.lent)
         self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size, lost))
@@ -189,31 +176,30 @@ class AveragingService(Service):
         self._average = torch.empty(size) if rules.lent is None else None
         self._rounds: dict[int, _Pending] = {}
         self._standing: dict[str, _Pending] = {}
-        self._searching, self._sealing = asyncio.Lock(), asyncio.Lock()
+        self._stands = asyncio.Condition()
+        self._sealing = asyncio.Lock()
         self._over: dict[str, bytes] = {}
         """The last group, and what late members hear of it."""
         self._averaged: dict[str, Averaged] = {}
         self._left_out: Tensor | None = None
         """This peer's own vector, if the last round went well without it."""
-        self._heeded: Counter[tuple[int, str]] = Counter()
-        """How often each has turned away from a group of each of the last steps."""
+        self._heeded: Counter[tuple[str, str]] = Counter()
+        """How often each has turned away from a group of the next step, which follows this link."""
 
     # Called by the training
 
-    async def average(self, number: int, request: GroupRequest) -> RoundResult:
-        """Find a group, and average with it once `begin` is called; every way to fail becomes a result.
+    async def average(self, number: int, attempt: Attempt) -> RoundResult:
+        """Average with a group that stands once `begin` is called; every way to fail becomes a result.
 
         :param number: names this round in the other calls
         """
-        current = self._rounds[number] = _Pending(request)
+        current = self._rounds[number] = _Pending(attempt)
         try:
-            return await self._find_and_average(current)
+            return await self._await_and_average(current)
         except asyncio.CancelledError:
             if not current.left:  # else they know
                 await self._turn_away(current)
             return RoundResult("failed", detail="called off")
-        except NoGroup as error:
-            return RoundResult("failed", detail=str(error), named=frozenset({error.leader} - {""}))
         finally:
             current.end()
             del self._rounds[number]
@@ -221,23 +207,9 @@ class AveragingService(Service):
             # now, which is quick as long as all that is older is frozen, that of several rounds would lie about.
             gc.collect()
 
-    async def found(self, number: int) -> Found:
-        """The group of a round, as soon as it stands; raises RoundOver if there is none."""
-        return await asyncio.shield(self._rounds[number].found)
-
     async def called(self, number: int) -> None:
         """Returns when a member of the group has begun; raises RoundOver if the round ends before."""
         await asyncio.shield(self._rounds[number].called)
-
-    async def widen(self, number: int, request: GroupRequest) -> None:
-        """Look from now on as this says, if the group is still being found.
-
-        :param request: of the same step and state, for more peers or open for another time
-        """
-        current = self._rounds.get(number)
-        if current is not None:
-            current.request = request
-            self._groups.widen(request)
 
     async def begin(self, number: int, start: Start) -> None:
         current = self._rounds.get(number)
@@ -271,26 +243,21 @@ class AveragingService(Service):
 
     # A round
 
-    async def _find_and_average(self, current: _Pending) -> RoundResult:
-        request = current.request
-        async with self._searching:  # one that is called off may still be on its way out
-            began = time.monotonic()
-            group = self._alone(request) if request.alone else await self._groups.find(request)
+    async def _await_and_average(self, current: _Pending) -> RoundResult:
+        attempt = current.attempt
         over = wire.gave_up(self._me, ())
-        self._standing[group.id], current.group = current, group
+        self._standing[attempt.id] = current
         try:
-            current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
-            result = await self._all_reduce(current, group, await current.start)
+            async with self._stands:
+                self._stands.notify_all()
+            result = await self._all_reduce(current, attempt, await current.start)
             over = wire.gave_up(self._me, result.culprits | result.named)
             return result
         finally:
-            self._over = {group.id: over}
-            del self._standing[group.id]
+            self._over = {attempt.id: over}
+            del self._standing[attempt.id]
 
-    def _alone(self, request: GroupRequest) -> Group:
-        return stands([Member(peer=self._me, bandwidth=request.bandwidth, client_mode=False)])
-
-    async def _all_reduce(self, current: _Pending, group: Group, start: Start) -> RoundResult:
+    async def _all_reduce(self, current: _Pending, group: Attempt, start: Start) -> RoundResult:
         began = time.monotonic()
         self._donor.line_free.clear()
         round: Round | None = None
@@ -356,10 +323,11 @@ class AveragingService(Service):
                 pairs = [tuple(entry.to_bytes() for entry in pair) for pair in round.differing[:HANDED_IN]]
                 self._rules.equivocation.hand_in(pairs)
 
-    async def _round(self, group: Group, start: Start, flat: Tensor) -> Round:
+    async def _round(self, group: Attempt, start: Start, flat: Tensor) -> Round:
         layout, world = self._vector.layout, self._branch.world
-        bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
-        plan = Plan.of(group.peers, layout, bandwidths, self._rules.row_of(len(group.peers)))
+        bandwidths = [0.0 if member.client else member.bandwidth for member in group.members]
+        peers = tuple(member.peer for member in group.members)
+        plan = Plan.of(peers, layout, bandwidths, self._rules.row_of(len(peers)))
         await self._branch.retry()
         instance = self._branch.head.instance
         self._coding.sent.begin(float(start.mine.samples))
@@ -400,7 +368,7 @@ class AveragingService(Service):
     def _opening(self, group: str, introduction: bytes) -> bytes:
         return encode(Opening(group=group, introduction=introduction))
 
-    async def _pledge(self, group: Group, start: Start, plan: Plan, flat: Tensor) -> tuple[Contribution, Coding]:
+    async def _pledge(self, group: Attempt, start: Start, plan: Plan, flat: Tensor) -> tuple[Contribution, Coding]:
         """What this peer introduces itself with, and how it writes down what it sends."""
         pledges, loop = self._rules.pledges, asyncio.get_running_loop()
         if pledges is None:
@@ -446,7 +414,7 @@ class AveragingService(Service):
             found.update(carried(owners, names.keys(), {p: w for p, w in weights.items() if p in row}, sizes))
         return {peer: Carried(bytes=size, name=names[peer]) for peer, size in found.items()}
 
-    async def _keep(self, group: Group, round: Round) -> None:
+    async def _keep(self, group: Attempt, round: Round) -> None:
         """Hold the average for members that missed it."""
         commit = round.commit
         assert commit is not None
@@ -477,26 +445,27 @@ class AveragingService(Service):
         self._coding.averaged.discard()
 
     async def _turn_away(self, current: _Pending) -> None:
-        group = current.group
-        if group is None or not current.start.cancelled() or self._run.stage is None:
-            return  # there is none, it has begun, or the others go on without this member
+        group = current.attempt
+        if not current.start.cancelled() or self._run.stage is None:
+            return  # it has begun, or the others go on without this member
         opening = encode(Opening(group=group.id, introduction=b""))
 
         async def tell(peer: str) -> None:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 async with self._endpoint.open(peer, AveragingService, opening) as stream:
                     await stream.closed()
 
-        others = [m.peer for m in group.members if not m.client_mode and m.peer != self._me]
+        others = [m.peer for m in group.members if not m.client and m.peer != self._me]
         await asyncio.gather(*map(tell, others))
 
     def _left_by(self, peer: str, current: _Pending) -> None:
         """The others cannot go on without this one: leave the group as well. Whoever does so all the time is waited for
         until it counts as gone."""
-        step, group = current.request.step, current.group
-        self._heeded = Counter({each: times for each, times in self._heeded.items() if each[0] >= step})
-        if group is not None and peer in group.peers and self._heeded[step, peer] < HEEDED:
-            self._heeded[step, peer] += 1
+        group = current.attempt
+        key = group.previous, peer
+        self._heeded = Counter({each: times for each, times in self._heeded.items() if each[0] == group.previous})
+        if peer in group.peers and self._heeded[key] < HEEDED:
+            self._heeded[key] += 1
             current.left = True
             current.call_off()
 
@@ -505,9 +474,9 @@ class AveragingService(Service):
     async def serve(self, peer: str, stream: Stream) -> None:
         """A member sends its gradients; who begins before us also tells us that it is time."""
         opening = await stream.receive_question(Opening, _MAX_OPENING_BYTES)
-        if opening.group not in self._standing.keys() | self._over.keys() and self._searching.locked():
-            async with self._searching:
-                pass  # our leader has told others of the group first
+        with suppress(TimeoutError):  # it may know of the group a moment before this peer's training does
+            async with asyncio.timeout(STANDS_SECONDS), self._stands:
+                await self._stands.wait_for(lambda: opening.group in self._standing.keys() | self._over.keys())
         current = self._standing.get(opening.group)
         if not opening.introduction and (current is None or not current.start.done()):
             if current is not None:

@@ -44,8 +44,13 @@ class SharedTable:
 
     # Looking
 
-    def look(self) -> bool:
+    def look(self, cut_off: Callable[[], bool] = lambda: False) -> bool:
         """Fetch what everybody tells now.
+
+        That all records have lapsed does not make this peer lonely: on a machine that slept they have, and a look right
+        after it may find its connections dead. Nor does a look that was made while the line was down.
+
+        :param cut_off: whether it is down; asked after a look that has found nobody; may take some seconds
 
         Returns whether several nodes were asked from the beginning, as is done now and then, and while nobody is known:
         one alone would not be believed that nobody is there.
@@ -56,7 +61,7 @@ class SharedTable:
             found = self._find(known, None if wide else FRESH_SECONDS)
             if not wide and self._may_have_missed(found):
                 found = self._find(known, None)
-            self._learn(found)
+            self._learn(found, blind=not found and cut_off())
         return wide
 
     def _find(self, known: int, age: float | None) -> dict[str, Progress | None]:
@@ -68,10 +73,12 @@ class SharedTable:
         with self.lock:
             return self.table.may_have_missed(_positions(found))
 
-    def _learn(self, found: dict[str, Progress | None]) -> None:
+    def _learn(self, found: dict[str, Progress | None], *, blind: bool) -> None:
         with self.lock:
             found = {peer: None if self._bans(peer) else told for peer, told in found.items()}
             self.table.look(_positions(found), self.now())
+            if blind:
+                self.table.line_was_down()
             for peer, told in found.items():
                 if told is not None and (peer not in self._told or told.time > self._told[peer].time):
                     self._told[peer] = told
@@ -99,16 +106,6 @@ class SharedTable:
         """Those of these peers that said that they leave, or are banned. A peer that is silent may only be slow."""
         with self.lock:
             return self.table.left(peers) | {peer for peer in peers if self._bans(peer)}
-
-    def lonely(self) -> bool:
-        """As `PeerTable.lonely`."""
-        with self.lock:
-            return self.table.lonely(self.now())
-
-    def line_was_down(self) -> None:
-        """As `PeerTable.line_was_down`."""
-        with self.lock:
-            self.table.line_was_down()
 
     # Who is not counted
 

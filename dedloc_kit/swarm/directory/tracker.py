@@ -117,19 +117,6 @@ class Tracker(threading.Thread):
         """Is anybody else alive, as far as known?"""
         return bool(self.peers.alive())
 
-    def alone(self) -> bool:
-        """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
-
-        That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
-        find its connections dead. Nor do looks count that were made while the line was down.
-        """
-        if not self.peers.lonely() or self.anyone():
-            return False
-        if self.connections.cut_off():
-            self.peers.line_was_down()
-            return False
-        return True
-
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
@@ -161,7 +148,7 @@ class Tracker(threading.Thread):
 
     def refresh(self) -> None:
         """Fetch everyone's progress now."""
-        if self.peers.look():
+        if self.peers.look(self.connections.cut_off):
             for reason, count in self._dht.refused(DHT_TIMEOUT).items():
                 self.reject(reason, count)
         self.looked = float(get_dht_time())

@@ -86,18 +86,22 @@ class _Search:
 class Gathering:
     """The state machine of one peer.
 
-    :ivar attempt: the group that stands
+    :ivar me: what this peer says of itself to a leader
+    :ivar active: whether it may look for a group, and lead others
+    :ivar attempt: the group that stands; :ivar awaited: peers that were expected when the search for it began
     :ivar deadline: when it needs a Tick; infinite while a round is under way, which has timers of its own
     """
 
     def __init__(
         self, me: Member, chain: ChainEnd, table: PeerTable, batch: BatchFilling, times: GatheringTimes, random: Random
     ) -> None:
-        self._me, self._chain, self._table, self._batch = me, chain, table, batch
+        self.me, self._chain, self._table, self._batch = me, chain, table, batch
         self._times, self._random = times, random
         self._previous = chain.head.previous
         self._search: _Search | None = None
+        self.active = True
         self.attempt: Attempt | None = None
+        self.awaited = frozenset[PeerId]()
         self.deadline = -inf
         self._begun = False
         self._stood, self._limit = -inf, inf
@@ -110,6 +114,18 @@ class Gathering:
     @property
     def searching(self) -> bool:
         return self._search is not None
+
+    def pauses(self, now: float) -> bool:
+        """Whether a round has just ended, so that no group is looked for yet."""
+        return now < self._not_before
+
+    def introduce(self, bandwidth: float | None) -> None:
+        """This peer's line is as fast as this, as rounds have shown it."""
+        self.me = self.me.model_copy(update={"bandwidth": bandwidth})
+
+    def allow(self, active: bool) -> None:
+        """Whether this peer may look for a group, and lead others, from the next event on."""
+        self.active = active
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = self._follow_chain(now)
@@ -178,6 +194,8 @@ class Gathering:
         if self.attempt is not None:
             return [] if self._begun else self._check_attempt(self.attempt, left, now)
         search = self._search
+        if not self.active:
+            return self._end_search()
         if search is None:
             if now < self._not_before or left > self._times.lead or not self._table.looks:
                 return []
@@ -185,11 +203,21 @@ class Gathering:
         return self._seek(search, left, now)
 
     def _check_attempt(self, attempt: Attempt, left: float, now: float) -> list[Effect]:
-        leavers = self._table.left(attempt.peers)
-        if not leavers and now < self._limit:
+        why = self._why_in_vain(attempt, now)
+        if not why:
             return []
         self.attempt = None
-        return [Disband("a member leaves" if leavers else "the batch does not fill"), *self._advance(left, now)]
+        return [Disband(why), *self._advance(left, now)]
+
+    def _why_in_vain(self, attempt: Attempt, now: float) -> str:
+        """Why the group that stands can take no step; empty if it may."""
+        if not self.active:
+            return "this peer has something else to do"
+        if self._table.left(attempt.peers):
+            return "a member leaves"
+        if self._batch.lacks(attempt.peers, now):
+            return "others have samples of its short batch"
+        return "the batch does not fill" if now >= self._limit else ""
 
     # Whom to expect and to follow
 
@@ -200,14 +228,14 @@ class Gathering:
         """
         in_sync, late = self._batch.peers(now)
         found = {**late, **in_sync}
-        if not self._quorum({self._me.peer, *found}):
+        if not self._quorum({self.me.peer, *found}):
             self._table.need(peer for peer, at in self._table.alive().items() if at.head == self._previous)
         return found
 
     def _quorum(self, peers: Set[PeerId]) -> bool:
-        electorate = self._chain.head.electorate
-        voters = [*electorate.weights, *([electorate.coordinator] if electorate.coordinator is not None else [])]
-        return electorate.enough(voter for voter in voters if voter.peer in peers)
+        told = {peer: at.incarnation for peer, at in self._table.alive().items()}
+        told[self.me.peer] = self._batch.mine.incarnation
+        return self._chain.head.electorate.enough_peers(peers, told)
 
     def _rank(self, peer: PeerId, follower: bool) -> tuple[bool, bytes]:
         """Followers lead first, for they are not busy computing; then by turns."""
@@ -219,7 +247,7 @@ class Gathering:
     def _leaders(self, expected: dict[PeerId, Position], anyone: bool) -> list[PeerId]:
         """Whom to ask, best first. :param anyone: also those that rank after this peer"""
         ranks = {peer: self._rank(peer, at.follower) for peer, at in expected.items() if not at.client}
-        mine = self._rank(self._me.peer, self._batch.mine.follower)
+        mine = self._rank(self.me.peer, self._batch.mine.follower)
         able = [peer for peer, rank in ranks.items() if anyone or rank < mine]
         return sorted(able, key=lambda peer: (self._in_vain[peer], ranks[peer]))[:MAX_LEADERS]
 
@@ -246,7 +274,7 @@ class Gathering:
         if search.followers and now >= search.repeat_at:
             search.repeat_at = now + REPEAT
             effects += [Answer(peer, _wait(search, now)) for peer in search.followers]
-        anyone = self._me.client or now >= search.began + PENALTY
+        anyone = self.me.client or now >= search.began + PENALTY
         for leader in dict.fromkeys((*hints, *self._leaders(expected, anyone))):
             due = search.due.setdefault(leader, search.began + PENALTY * self._in_vain[leader])
             followed = leader in search.followers or (search.followers and self._in_vain[leader])
@@ -259,15 +287,15 @@ class Gathering:
         missing = expected - search.followers.keys()
         if self._full_since is not None and now >= self._full_since + GRACE and self._batch.counting:
             missing &= self._batch.counting
-        if self._me.client or now < search.open_until or missing:
+        if self.me.client or now < search.open_until or missing:
             return False
         alone = self._table.lonely(now) and self._batch.full(frozenset(), now)
-        return bool(search.followers or alone) and self._quorum(_members(self._me, search))
+        return bool(search.followers or alone) and self._quorum(_members(self.me, search))
 
     def _end_window(self, search: _Search, left: float, now: float) -> list[Effect]:
         """Stand with those that have come if they can take the step; else look anew, perhaps with other leaders."""
-        members = _members(self._me, search)
-        if not self._me.client and self._quorum(members) and self._batch.full(members, now):
+        members = _members(self.me, search)
+        if not self.me.client and self._quorum(members) and self._batch.full(members, now):
             return self._stand(search, now)
         sent_away = self._end_search()
         self._begin(left, now)
@@ -285,13 +313,13 @@ class Gathering:
         return [Leave(leader)]
 
     def _stand(self, search: _Search, now: float) -> list[Effect]:
-        members = tuple(sorted((self._me, *search.followers.values()), key=lambda member: member.peer))
+        members = tuple(sorted((self.me, *search.followers.values()), key=lambda member: member.peer))
         attempt = Attempt(nonce=self._random.randbytes(16).hex(), previous=self._previous, members=members)
         verdict = Verdict(verdict="group", attempt=attempt)
         told: list[Effect] = [Answer(peer, verdict) for peer in search.followers]
         search.followers.clear()
         self._table.suspect(search.awaited - attempt.peers, now)
-        return [*told, *self._take(attempt, search, self._me.peer, now)]
+        return [*told, *self._take(attempt, search, self.me.peer, now)]
 
     def _take(self, attempt: Attempt, search: _Search, leader: PeerId, now: float) -> list[Effect]:
         """The group stands with this peer in it."""
@@ -301,6 +329,7 @@ class Gathering:
             self._times.stood(now - search.began, 0.0 if self._full_since is None else now - self._full_since)
         self._table.doubt(search.awaited - attempt.peers, now)
         self.attempt, self._begun, self._stood = attempt, False, now
+        self.awaited = frozenset(search.awaited)
         self._limit = now + self._times.window + 2 * self._times.lead
         return [*effects, Stand(attempt)]
 
@@ -314,7 +343,7 @@ class Gathering:
             return [Answer(peer, Verdict(verdict="group", attempt=attempt))]
         effects = list[Effect]()
         if search is not None and search.leader == peer and not search.accepted:
-            if self._turn(peer) < self._turn(self._me.peer):
+            if self._turn(peer) < self._turn(self.me.peer):
                 return [Answer(peer, Verdict(verdict="no"))]  # each has asked the other
             search.release(now + ASK_AGAIN)
             effects.append(Leave(peer))
@@ -326,9 +355,9 @@ class Gathering:
 
     def _accepts(self, peer: PeerId, join: Join, search: _Search, now: float) -> bool:
         return (
-            not self._me.client
+            not self.me.client
             and not search.accepted
-            and peer != self._me.peer
+            and peer != self.me.peer
             and not self._table.backed_off(peer, now)
             and join.position.head == self._previous
             and len(search.followers) < MAX_MEMBERS - 1
@@ -349,7 +378,7 @@ class Gathering:
             case "no":
                 self._refused(search, verdict.leader, now)
             case "group" if verdict.attempt is not None:
-                attempt, here = verdict.attempt, {self._me.peer, leader}
+                attempt, here = verdict.attempt, {self.me.peer, leader}
                 if attempt.previous == self._previous and here <= attempt.peers and self._quorum(attempt.peers):
                     return self._take(attempt, search, leader, now)
                 self._in_vain[leader] += 1

@@ -1,6 +1,7 @@
 """What peers say to each other until a group stands, and the events and effects of their state machines."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,7 +9,7 @@ from pydantic import Field, model_validator
 from dedloc_kit.records.position import Position
 from dedloc_kit.records.record import PeerId, Record
 from dedloc_kit.swarm.consensus.records import MAX_MEMBERS
-from dedloc_kit.swarm.consensus.signing import Link, WireRecord
+from dedloc_kit.swarm.consensus.signing import Link, WireRecord, sha256
 
 Bandwidth = Annotated[float, Field(gt=0, le=1e12)] | None
 
@@ -63,6 +64,11 @@ class Attempt(WireRecord):
     def peers(self) -> frozenset[PeerId]:
         return frozenset(member.peer for member in self.members)
 
+    @cached_property
+    def id(self) -> str:
+        """Names it, and says who is in it."""
+        return sha256(self.to_bytes())
+
 
 class Verdict(WireRecord):
     """What a leader answers: no, or to wait, and then the group or no.
@@ -113,6 +119,10 @@ class Lost:
 
     peer: PeerId
     broken: bool
+
+
+Carried = Asked | Answered | Lost
+"""What comes from other peers."""
 
 
 @dataclass(frozen=True)

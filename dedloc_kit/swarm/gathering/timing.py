@@ -13,9 +13,14 @@ class GatheringTimes:
     """Remembers what recent groups took. All times in seconds."""
 
     def __init__(self) -> None:
+        self._slack = 0.0
         self._took: deque[float] = deque(maxlen=KEPT)
         self._late: deque[float] = deque(maxlen=KEPT)
         self._failures = 0
+
+    def may_need(self, slack: float) -> None:
+        """A peer may be unable to begin for so long: in exact training it finishes a microbatch first."""
+        self._slack = slack
 
     def stood(self, seconds: float, late: float) -> None:
         """A group stands with all that were expected.
@@ -42,7 +47,8 @@ class GatheringTimes:
     @property
     def window(self) -> float:
         """How long a leader waits for peers that are expected and do not come."""
-        return min(MAX_WINDOW, max(MIN_WINDOW, 3.0 * max(self._took))) if self._took else FIRST_WINDOW
+        usual = min(MAX_WINDOW, max(MIN_WINDOW, 3.0 * max(self._took))) if self._took else FIRST_WINDOW
+        return usual + 2.0 * self._slack
 
     @property
     def pause(self) -> float:

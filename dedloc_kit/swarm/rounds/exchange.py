@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.matchmaking.grouping import Grouping
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.transfer.service import Transfers
+from dedloc_kit.swarm.trust.weight import Weigh
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Exchange:
 
     averager: Averager
     transfers: Transfers
-    grouping: Grouping
-    """Who has to come to a round, and who leads it."""
+    weigh: Weigh
+    """How much of what members claim counts."""
     host: Host
     """Where the services live."""

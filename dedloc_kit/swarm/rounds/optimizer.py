@@ -38,6 +38,7 @@ from dedloc_kit.swarm.rounds.alongside import Alongside
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.finished_step import decay_order, falling, global_step, receipt_of, told
+from dedloc_kit.swarm.rounds.gatherer import Conversation
 from dedloc_kit.swarm.rounds.missed_steps import MissedStep
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
@@ -126,10 +127,11 @@ class CollaborativeOptimizer:
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self.branch = StateBranch(exchange.host, state, tracker, signer, exchange.grouping.weigh)
-        self._rounds = Rounds(
+        self.branch = StateBranch(exchange.host, state, tracker, signer, exchange.weigh)
+        self.rounds = Rounds(
             *(state, accumulator, exchange, tracker, signer, profile, self.branch), lambda: self._progress().position
         )
+        self._conversation = Conversation(self.rounds, exchange.averager)
         self._looked = 0.0  # when the organizer's peer last looked whether the voters are gone
         self._catch_up: CatchUp | Alongside
         if isinstance(state, NoState):
@@ -158,6 +160,7 @@ class CollaborativeOptimizer:
             self._learn(led_here)
         self._exchange.transfers.share(True)
         self._report()
+        self._conversation.start()
         self.tracker.start()
         if self._overlap or not self._replicas:
             self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
@@ -181,12 +184,13 @@ class CollaborativeOptimizer:
         if self._background is not None:
             self._background.join()
         if self._error is not None:
-            self._rounds.call_off()
-        elif (complete := self._rounds.leave()) is not None:
+            self.rounds.call_off()
+        elif (complete := self.rounds.leave()) is not None:
             self._apply(complete)
         if self.tracker.is_alive() and self._error is None:
             self._hand_over()
             self.branch.leave()
+        self._conversation.end()
         self.tracker.leave()
         self._exchange.host.stop()
 
@@ -225,7 +229,7 @@ class CollaborativeOptimizer:
     def instruct(self, instructions: Instructions) -> None:
         """Tell the others; volunteers do what the coordinator says here."""
         self._instructions = instructions
-        self._rounds.heed(instructions)
+        self.rounds.heed(instructions)
 
     def fills(self, wanted: Callable[[], float], beside: Callable[[], int] = lambda: 0) -> None:
         """Let somebody else say how many samples the next global step has in all (infinity while that is not known
@@ -233,19 +237,19 @@ class CollaborativeOptimizer:
 
         :param beside: how many of this peer's are not among them; they go into the step with the others
         """
-        self._rounds.batch.holds(wanted, beside)
+        self.rounds.batch.holds(wanted, beside)
 
     def confirms(self, answered: Callable[[int], dict[str, int]]) -> None:
         """Let this peer's contributions say what hosts of experts have done for it; see `Contribution.answered`.
 
         :param answered: gives that for a global step, in any thread
         """
-        self._rounds.confirms(answered)
+        self.rounds.confirms(answered)
 
     @property
     def closed(self) -> bool:
         """Is this peer's part of the next global step fixed? In exact training what comes then is for no step."""
-        return self._rounds.batch.fixed or self._rounds.begun
+        return self.rounds.batch.fixed or self.rounds.begun
 
     def leaves_out(self, count: Callable[[], tuple[int, int, int]]) -> None:
         """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad.
@@ -266,21 +270,21 @@ class CollaborativeOptimizer:
     @property
     def samples(self) -> int:
         """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self._rounds.samples
+        return self.rounds.samples
 
     @property
     def seconds_left(self) -> float:
         """Until the batch is full, or 0 until it is averaged."""
-        return 0.0 if self._rounds.batch.fixed else self._rounds.seconds_left()
+        return 0.0 if self.rounds.batch.fixed else self.rounds.seconds_left()
 
     @property
     def averaging(self) -> bool:
         """Is what this peer gives to a round on its way?"""
-        return self._rounds.begun
+        return self.rounds.begun
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self._rounds.swarm_samples()
+        return self.rounds.swarm_samples()
 
     def count(self, computed: Sequence[Computed]) -> list[Computed]:
         """Hear what became of microbatches, whose replicas have added them up; returns those that are not finite."""
@@ -301,9 +305,9 @@ class CollaborativeOptimizer:
     def forget(self) -> bool:
         """Drop what was accumulated and has not counted: others compute it. False, and nothing is dropped, if it is on
         its way to a round."""
-        if self._rounds.begun:
+        if self.rounds.begun:
             return False
-        self._rounds.batch.open()
+        self.rounds.batch.open()
         self._accumulator.forget()
         return True
 
@@ -346,7 +350,7 @@ class CollaborativeOptimizer:
 
         At the latest that is so where others would not believe them.
         """
-        return self._rounds.batch.ahead or 2 * self.counter.samples > MAX_BATCHES * self.run.global_batch
+        return self.rounds.batch.ahead or 2 * self.counter.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -400,9 +404,9 @@ class CollaborativeOptimizer:
 
     def _pause(self) -> float:
         """Seconds until something may be due again."""
-        if self._rounds.under_way:
+        if self.rounds.under_way:
             return BUSY_SECONDS
-        return max(IDLE_SECONDS, self._rounds.look_period() / IDLES_PER_LOOK)
+        return max(IDLE_SECONDS, self.rounds.look_period() / IDLES_PER_LOOK)
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
@@ -412,17 +416,19 @@ class CollaborativeOptimizer:
         complete: RoundResult | None = None
         if self._going_back is not None and self._went_back(*self._going_back):
             pass
-        elif not self._rounds.begun and self._catch_up.behind():
-            self._rounds.call_off()
+        elif not self.rounds.begun and self._catch_up.behind():
+            self.rounds.call_off()
             self._follow_the_swarm()
-        elif self._rounds.under_way:
-            complete = self._rounds.advance()
-            if complete is None and not self._rounds.under_way:
+        elif self.rounds.begun or (self.rounds.stands and self.step < self.last_step):
+            complete = self.rounds.advance()
+            if complete is None and not self.rounds.under_way:
                 self._report()  # the round came to nothing: its samples count toward the next one
         elif self._looks_for_voters() and self.branch.look(self.tracker.others()):
             self._report()
         elif self.step < self.last_step:
-            self._rounds.gather_if_due()
+            self.rounds.gather_if_due()
+        else:
+            self.rounds.call_off()
         if complete is not None:
             self._apply(complete)
 
@@ -452,7 +458,7 @@ class CollaborativeOptimizer:
             self.state.apply(average, receipt, self.branch.decay_in(outcome.contributions))
         done = time.monotonic()
         self.branch.moved(head)
-        parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
+        parts = {"gather": self.rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
@@ -460,10 +466,10 @@ class CollaborativeOptimizer:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
             self._accumulator.confirm(pieces)
-            self._rounds.batch.drop_stale()
-        self._rounds.stepped(outcome.weights)  # before it tells: what it computed since is open
+            self.rounds.batch.drop_stale()
+        self.rounds.stepped(outcome.weights)  # before it tells: what it computed since is open
         self._report()
-        self._tell(receipt, outcome.contributions, parts, self._rounds.left_out, outcome.carried)
+        self._tell(receipt, outcome.contributions, parts, self.rounds.left_out, outcome.carried)
 
     def _newest_known(self) -> bool:
         """Is nobody further, as far as this peer has had the time to hear?"""
@@ -473,10 +479,10 @@ class CollaborativeOptimizer:
 
     def _went_back(self, found: Found, rate: float, after: int, agree: Agree) -> bool:
         """Go back, if it is time to."""
-        step = None if self._rounds.begun else agree(self._newest_known())
+        step = None if self.rounds.begun else agree(self._newest_known())
         if step is None:
             return False
-        self._rounds.call_off()  # a group that gathers for a batch may do so for ever
+        self.rounds.call_off()  # a group that gathers for a batch may do so for ever
         (tensors, info), now = found, float(get_dht_time())
         try:
             head = self.branch.take_over(step, info, rate)
@@ -490,7 +496,7 @@ class CollaborativeOptimizer:
         self._going_back = None
         self._stepped = 0.0
         self._exchange.averager.forget_feedback()
-        self._rounds.stepped({})
+        self.rounds.stepped({})
         self._report()
         _log.warning(told(step, f"the state of step {info.step}", rate))
         self._tell(receipt, {}, {})
@@ -532,17 +538,17 @@ class CollaborativeOptimizer:
         self._stepped = 0.0
         if self.state.rewound > rewound:
             self._forget()
-        self._rounds.batch.open()
-        self._rounds.batch.drop_stale()
+        self.rounds.batch.open()
+        self.rounds.batch.drop_stale()
         self._report()
 
     def _learn(self, missed: MissedStep) -> None:
         """This peer holds the parameters that a step led to which it did not take itself."""
-        self._rounds.counting.saw(missed.contributions)
-        self._rounds.stepped(missed.weights)
+        self.rounds.counting.saw(missed.contributions)
+        self.rounds.stepped(missed.weights)
 
     def _report(self) -> None:
-        self.tracker.report(self._progress(), self._rounds.look_period())
+        self.tracker.report(self._progress(), self.rounds.look_period())
 
     def _progress(self) -> Progress:
         """What this peer says of itself."""
@@ -559,14 +565,14 @@ class CollaborativeOptimizer:
             boundary_seconds=min(3600.0, self._boundary_seconds),
             sketch=self.state.sketch,
             instructions=self._instructions,
-            upload=self._rounds.upload,
+            upload=self.rounds.upload,
             files=files,
             unreadable_files=unreadable_files,
             bad_rows=bad_rows,
             since=self.tracker.twin.since,
             restarted=self._restarted,
             skipped=self._skipped,
-            fixed=self._rounds.batch.fixed,
+            fixed=self.rounds.batch.fixed,
             computed=self._computed,
             time=get_dht_time(),
         )

@@ -1,7 +1,8 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from random import SystemRandom
 
 from hivemind.utils import get_dht_time
 
@@ -9,20 +10,21 @@ from dedloc_kit.learning.train.gradients.accumulator import Accumulator
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.position import Position
-from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import LABEL, MAX_LOSS, Contribution, LeftOut
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.gathering.batch import MAX_PERIOD
+from dedloc_kit.swarm.gathering.gathering import Gathering
+from dedloc_kit.swarm.gathering.messages import Begun, Carried, Member, Tick
+from dedloc_kit.swarm.gathering.timing import GatheringTimes
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.gatherer import Gatherer
 from dedloc_kit.swarm.rounds.missing import Missing
-from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.swarm.trust.weight import Counting
@@ -49,17 +51,19 @@ class Rounds:
         """:param mine: where this peer is, and how fast"""
         self._run, self._state, self._branch = state.run, state, branch
         self._accumulator, self._counter = accumulator, accumulator.counter
-        self._averager, self._grouping = exchange.averager, exchange.grouping
+        self._averager = exchange.averager
         self._tracker, self._peers, self._incidents = tracker, tracker.peers, tracker.incidents
         self._signer, self._profile = signer, profile
-        self._timeouts = AdaptiveTimeouts()
-        self.counting = Counting(exchange.grouping.weigh, signer.peer)
+        self._timeouts, self._times = AdaptiveTimeouts(), GatheringTimes()
+        self.counting = Counting(exchange.weigh, signer.peer)
         vector = exchange.averager.vector
         self.batch = Batch(state, accumulator, vector, tracker, branch.end, self.counting, mine)
-        self._group: PendingGroup | None = None
+        me, table = Member(peer=signer.peer, client=profile.client_mode), tracker.peers.table
+        machine = Gathering(me, branch.end, table, self.batch.filling, self._times, SystemRandom())
+        self._gatherer = Gatherer(
+            *(machine, self.batch, exchange.averager, tracker.peers), lambda: self._timeouts.bandwidth
+        )
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._sought = Sought(tracker)
-        self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
@@ -69,10 +73,23 @@ class Rounds:
         self._decay_order = ""
         self._answered: Callable[[int], dict[str, int]] = lambda step: {}
 
+    def hear(self, events: Sequence[Carried]) -> None:
+        """Other peers say this; without it, see what is due."""
+        self._gatherer.handle(*events or (Tick(),))
+
+    def seconds_until_due(self) -> float:
+        """Until `hear` is due again though nobody says anything."""
+        return self._gatherer.machine.deadline - self._peers.now()
+
     @property
     def under_way(self) -> bool:
-        """Is there a group that is being found, gathers or averages?"""
-        return self._group is not None
+        """Is there a group that is being found, waits or averages?"""
+        return self._gatherer.under_way
+
+    @property
+    def stands(self) -> bool:
+        """Is there a group that has been found?"""
+        return self._gatherer.group is not None
 
     @property
     def begun(self) -> bool:
@@ -106,69 +123,35 @@ class Rounds:
         with self._peers.lock:
             return self.batch.look().look_period(self._peers.now())
 
-    def _expected(self) -> dict[str, Progress]:
-        """The others that have to come to the next round.
-
-        Those that missed the last one first have to fetch what they missed, perhaps over a line that was just down:
-        nobody waits for them.
-        """
-        others = self._tracker.others()
+    def _told(self) -> list[Position]:
+        """By those who hold the same state, or are about to."""
         with self._peers.lock:
             in_sync, late = self.batch.filling.peers(self._peers.now())
-        return {peer: others[peer] for peer in (*late, *in_sync) if peer in others}
+        return [*late.values(), *in_sync.values()]
 
     def gather_if_due(self) -> None:
-        """Begin to gather if the batch is nearly full."""
-        if time.monotonic() < self._not_before:
-            return  # until then devices go on, though the batch may be full
-        self._watch_the_batch(None)
-        left, expected = self.seconds_left(), self._expected()
-        # Before the batch seems full: it is not without those who are not counted.
-        needed = self._branch.needed(expected.keys())
-        self._peers.need(needed)
-        if left > self._timeouts.lead or needed:
-            return
-        # Cut off, or the others are busy: a step on our own would part our ways.
-        alone = not expected and left == 0.0 and not self._profile.client_mode and self._tracker.alone()
-        if expected or alone:
-            self._sought.begin(expected, left)
-            self._group = self._averager.gather(self._request(expected))
-
-    def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
-        after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
-        boundary = self._until_all_can_begin(expected.values())
-        return GroupRequest(
-            step=self._state.step + 1,
-            after=after,
-            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
-            expected=self._sought.peers,
-            unwelcome=self._peers.backed_off(),
-            window=self._timeouts.window + 2 * boundary,
-            open_for=self._sought.open_for,
-            bandwidth=self._timeouts.bandwidth,
-            alone=not expected,
-        )
+        """Look for a group, and lead others, as soon as it is time."""
+        with self._peers.lock:
+            in_sync, late = self.batch.filling.peers(self._peers.now())
+        self._branch.needed(in_sync.keys() | late.keys())
+        self._times.may_need(self._until_all_can_begin())
+        self._gatherer.look(active=True)
+        if not self._gatherer.machine.pauses(self._peers.now()):  # until then devices go on, though it may be full
+            self._watch_the_batch(None)
 
     def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
-        group = self._group
+        if not self._begun and self._tracker.newest(self._state.position).step > self._state.step:
+            self.call_off()  # while we look for a group, or wait in one, the swarm has moved on
+        elif not self._begun:
+            self._gatherer.look(active=True)
+        group = self._gatherer.group
         if group is None:
+            self._watch_the_batch(None)
             return None
         if not self._begun:
-            self._widen(group)
             self._begin_if_full(group)
-        return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
-
-    def _widen(self, group: PendingGroup) -> None:
-        expected, left = self._expected(), self.seconds_left()
-        if group.members is None and self._sought.widen(expected.keys(), left):
-            self._averager.widen(group, self._request(expected))
-
-    def _in_vain(self, group: PendingGroup) -> bool:
-        """While we look for a group, or wait in one, the swarm may move on, or somebody vanish for whom we look: a
-        window may be a minute long, and who leads us there may be the one who is gone."""
-        vanished = group.members is None and self._sought.vanished()
-        return vanished or self._tracker.newest(self._state.position).step > self._state.step
+        return self._finish(group) if group.done else None
 
     def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
@@ -194,14 +177,14 @@ class Rounds:
         self._answered = answered
 
     def call_off(self) -> None:
-        """Leave the group, if there is one and its round has not begun."""
-        if self._group is not None and not self._begun:
-            self._finish(self._group)
+        """Look for no group, and leave the one that stands unless its round has begun."""
+        if not self._begun:
+            self._gatherer.look(active=False)
 
-    def _until_all_can_begin(self, told: Iterable[Progress]) -> float:
+    def _until_all_can_begin(self) -> float:
         """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
         exact = not self._run.averaging.overlap
-        return max((said.boundary_seconds for said in told), default=0.0) if exact else 0.0
+        return max((told.boundary_seconds for told in self._told()), default=0.0) if exact else 0.0
 
     def _watch_the_batch(self, members: frozenset[str] | None) -> None:
         """:param members: of the group: what one has told of the step before is in that step"""
@@ -212,27 +195,21 @@ class Rounds:
             self._full_at = time.monotonic()
 
     def _begin_if_full(self, group: PendingGroup) -> None:
-        members = group.members
-        self._watch_the_batch(members)
-        if members is None:
-            return
+        self._watch_the_batch(group.members)
         with self._peers.lock:
-            filling, now = self.batch.look(), self._peers.now()
-            lacks, full = filling.lacks(members, now), filling.may_begin(members, group.called, now)
-        # Without those who leave the group cannot average, and one half of a swarm must not.
-        if lacks or self._peers.gone(members & self._sought.awaited) or self._branch.needed(members):
-            self._averager.call_off(group)
-        elif full:
-            self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
-            if members >= self._sought.awaited:  # otherwise it is the window that it took
-                self._timeouts.gathered(group.seconds, self.gather_seconds)
-            contribution = self._contribution()
-            boundary = self._until_all_can_begin(self._expected().values())
+            full = self.batch.look().may_begin(group.members, group.called, self._peers.now())
+        if not full or group.done:
+            return
+        self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
+        contribution, boundary = self._contribution(), self._until_all_can_begin()
+        usual = self._timeouts.patience
+        patience, limit = Patience(usual, usual + START_MARGIN + boundary), self._timeouts.limit + boundary
+        with self._peers.lock:
+            if self._gatherer.group is not group:
+                return  # it was given up meanwhile
             self._begun = True
-            usual = self._timeouts.patience
-            patience = Patience(usual, usual + START_MARGIN + boundary)
-            limit = self._timeouts.limit + boundary
-            self._averager.begin(group, contribution, patience, limit, work=self._counter.work)
+            self._gatherer.handle(Begun())
+        self._averager.begin(group, contribution, patience, limit, work=self._counter.work)
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""
@@ -258,54 +235,35 @@ class Rounds:
         )
 
     def _finish(self, group: PendingGroup) -> RoundResult | None:
-        begun, self._group, self._begun, self._full_at = self._begun, None, False, 0.0
-        if not group.done:
-            self._averager.call_off(group)
-            return None
-        outcome, members = group.result(), group.members
-        if outcome.outcome != "complete":  # then it stays as it was until the step is taken
+        begun, self._begun, self._full_at = self._begun, False, 0.0
+        outcome, members, awaited = group.result(), group.members, self._gatherer.machine.awaited
+        complete = outcome.outcome == "complete"
+        if not complete:  # then it stays as it was until the step is taken
             self.batch.open()
-        if members is not None:
-            self._sought.stood(members)
-        members = members or frozenset()
         less = self.counting.saw(outcome.contributions)
-        match outcome.outcome:
-            case "complete":
-                self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
-                self._peers.trust(outcome.contributions)
-                self._blame(outcome)
-                self._missing.note(outcome, self._sought.awaited, members)
-                self.left_out = self._missing.left_out(outcome.contributions)
-                return outcome
-            case "refused":
-                self._missing.note(outcome, self._sought.awaited, members)
-                # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
+        failed = set(outcome.culprits)
+        if begun and complete:
+            self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
+            self._missing.note(outcome, awaited, members)
+            self.left_out = self._missing.left_out(outcome.contributions)
+        elif begun:
+            if outcome.outcome == "refused":
+                self._missing.note(outcome, awaited, members)
+                # Whoever does not bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
-                fewer = {p for p, c in brought if p in others and c.samples < others[p].samples}
-                self._peers.suspect(fewer | less)
-                self._blame(outcome)
-                if outcome.offered:
-                    self._accumulator.mark_unconfirmed(outcome.offered)
-                self._tracker.report_now()
-            case "failed":
-                self._failed(outcome, begun)
-        return None
-
-    def _failed(self, outcome: RoundResult, begun: bool) -> None:
-        self._timeouts.failed(begun=begun)
-        self._not_before = time.monotonic() + self._timeouts.pause
-        if not begun:
-            self._peers.doubt(outcome.named)  # it let this peer wait for a group, and told of none
-            return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
-        self._incidents.failed(self._state.step + 1, outcome.detail)
-        if outcome.offered:
-            self._accumulator.mark_unconfirmed(outcome.offered)
+                failed |= {p for p, c in brought if p in others and c.samples < others[p].samples} | less
+            else:
+                self._timeouts.failed()
+                self._incidents.failed(self._state.step + 1, outcome.detail)
+            if outcome.offered:
+                self._accumulator.mark_unconfirmed(outcome.offered)
+            self._tracker.report_now()
+        self._gatherer.over(failed, commit=complete)
         self._blame(outcome)
-        self._tracker.report_now()
+        return outcome if complete else None
 
     def _blame(self, outcome: RoundResult) -> None:
-        """Who was gone in a round, or did harm to it, whether it went on or not."""
-        self._peers.suspect(outcome.culprits, outcome.ended)
+        """Others say that these were gone in a round, or did harm to it, whether it went on or not."""
         self._peers.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.avoid(outcome.named | outcome.culprits)

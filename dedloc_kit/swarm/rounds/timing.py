@@ -5,10 +5,6 @@ from collections import deque
 
 REMEMBERED = 8
 """Rounds that the next one is judged by."""
-FIRST_LEAD, MIN_LEAD = 3.0, 2.0
-"""Seconds before the batch is full."""
-FIRST_WINDOW, MIN_WINDOW, MAX_WINDOW = 20.0, 8.0, 60.0
-"""Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
 FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 """Seconds; a machine under load may pause for a second or two without being gone."""
 FIRST_LIMIT, MIN_LIMIT = 900.0, 120.0
@@ -22,21 +18,10 @@ class AdaptiveTimeouts:
     """Remembers what recent rounds took. All times in seconds."""
 
     def __init__(self) -> None:
-        self._gathering: deque[float] = deque(maxlen=REMEMBERED)
-        self._lateness: deque[float] = deque(maxlen=REMEMBERED)
         self._averaging: deque[float] = deque(maxlen=REMEMBERED)
         self._silences: deque[float] = deque(maxlen=REMEMBERED)
         self._upload_rates: deque[float] = deque(maxlen=REMEMBERED)
-        self._failures = self._broken_off = 0
-
-    def gathered(self, seconds: float, late: float) -> None:
-        """A whole group was found.
-
-        :param seconds: since this peer began to look for it
-        :param late: since the batch was full
-        """
-        self._gathering.append(seconds)
-        self._lateness.append(late)
+        self._broken_off = 0
 
     def averaged(self, seconds: float, longest_silence: float, upload_rate: float | None) -> None:
         """An all-reduce is complete.
@@ -48,15 +33,11 @@ class AdaptiveTimeouts:
         self._silences.append(longest_silence)
         if upload_rate is not None:
             self._upload_rates.append(upload_rate)
-        self._failures = self._broken_off = 0
+        self._broken_off = 0
 
-    def failed(self, *, begun: bool) -> None:
-        """A round has come to nothing.
-
-        :param begun: it had a group that had begun to average; else patience would not have mended it
-        """
-        self._failures += 1
-        self._broken_off += begun
+    def failed(self) -> None:
+        """A round that had begun has come to nothing."""
+        self._broken_off += 1
 
     @property
     def upload(self) -> float | None:
@@ -75,22 +56,6 @@ class AdaptiveTimeouts:
         return float(BANDWIDTH_STEP ** round(math.log(self.upload, BANDWIDTH_STEP)))
 
     @property
-    def lead(self) -> float:
-        """How long before the batch is full the group has to gather, so that nobody waits for it.
-
-        It follows from how late the group was, not from what gathering took: whoever begins early waits for those who
-        do not, and would begin earlier and earlier.
-        """
-        return max(MIN_LEAD, 1.5 * max(self._lateness)) if self._lateness else FIRST_LEAD
-
-    @property
-    def window(self) -> float:
-        """How long a group waits for members that are expected but do not come."""
-        if not self._gathering:
-            return FIRST_WINDOW
-        return min(MAX_WINDOW, max(MIN_WINDOW, 3.0 * max(self._gathering)))
-
-    @property
     def patience(self) -> float:
         """How long a member of an all-reduce may be silent; after each that failed twice as long."""
         usual = max(MIN_PATIENCE, 4.0 * max(self._silences)) if self._silences else FIRST_PATIENCE
@@ -101,11 +66,6 @@ class AdaptiveTimeouts:
         """How long an all-reduce may take in all: only for members that send ever so slowly."""
         usual = max(MIN_LIMIT, 12.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
         return usual * 2.0 ** min(self._broken_off, 4)
-
-    @property
-    def pause(self) -> float:
-        """How long to wait after a failed round: the others need a moment to say that they are still there."""
-        return min(10.0, 0.25 * 2.0**self._failures) if self._failures else 0.0
 
 
 class Idling:

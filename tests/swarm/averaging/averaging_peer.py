@@ -5,7 +5,6 @@ Reads JSON lines on standard input: first who it is, then one line per round. Wr
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -28,17 +27,18 @@ from dedloc_kit.swarm.allreduce.reduction.reducer import MeanReducer
 from dedloc_kit.swarm.allreduce.round import Round
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind, read_with_path, with_path
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
-from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.service import Rules
 from dedloc_kit.swarm.chain.branch import Branch
+from dedloc_kit.swarm.gathering.messages import Attempt, Member
+from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.swarm.trust.pledge import Work
-from tests.swarm.harness import gate_of, open_node, wait_until
+from dedloc_kit.swarm.trust.weight import claimed
+from tests.swarm.harness import gate_of, open_node
 from tests.tiny import tiny_run
 
 SIZE = 2_000_000  # 8 MB: some parts for each member
@@ -118,7 +118,7 @@ def main() -> None:
     run = tiny_run(global_batch=10, averaging={"compression": who["compression"]}, trust={"checks": who["checks"]})
     FaultyRound.fault = who["fault"]
     reducer = LyingReducer if who["fault"] == "claims weight" else MeanReducer
-    rules = Rules(OneGroup(run.global_batch), reducer, FaultyRound)
+    rules = Rules(claimed, reducer, FaultyRound)
     torch.set_num_threads(1)
     folder = Path(who["folder"])
     identity = Identity(folder / "identity.key")
@@ -152,20 +152,12 @@ def main() -> None:
             name="",
             time=time.time(),
         )
-        request = GroupRequest(
-            step=job["step"],
-            after="",
-            leaders=tuple(job["leaders"]),
-            expected=frozenset(job["expected_peers"]),
-            unwelcome=frozenset(),
-            window=job["window"],
-        )
+        members = tuple(Member(peer=peer, client=client) for peer, client in sorted(job["members"].items()))
+        attempt = Attempt(nonce=job["nonce"], previous=head.instance.previous, members=members)
+        dial(node, {peer: job["addresses"][peer] for peer in job["addresses"] if peer != signer.peer}).result(30.0)
         began = time.monotonic()
-        if who["fault"] == "calls off a search":
-            averager.call_off(averager.gather(dataclasses.replace(request, step=job["step"] + 100)))
-        group = averager.gather(request)
+        group = averager.stand(attempt)
         if who["fault"] == "calls off the group":
-            wait_until(lambda g=group: g.members is not None, "there is no group")  # type: ignore[misc]
             averager.call_off(group)
         else:
             averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0, work)

@@ -23,7 +23,6 @@ from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.round import Round
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.audits.kept import Kept
-from dedloc_kit.swarm.averaging.matchmaking.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.pledges.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -32,6 +31,7 @@ from dedloc_kit.swarm.chain.branch import Branch, World
 from dedloc_kit.swarm.consensus.events import Event, PartsComplete, PartsLost
 from dedloc_kit.swarm.consensus.records import Commit
 from dedloc_kit.swarm.consensus.resets import ResetOptions
+from dedloc_kit.swarm.gathering.messages import Attempt, Member
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.p2p.adapters import KeySigner, KeyVerifier
@@ -62,13 +62,14 @@ class Party:
         samples: Sequence[int] = SAMPLES,
         lent: dict[int, Path] | None = None,
     ) -> None:
-        self.round, self.samples, self.lent = round, samples, lent or {}
-        self.run, self.vectors, self.attempt, self._folder = run, vectors, 0, folder
+        self.round, self.samples, self.lent, self.previous = round, samples, lent or {}, ""
+        self.run, self.vectors, self.number, self._folder = run, vectors, 0, folder
         self.kept: list[RecentAverage | StoredAverage] = []
         self.pledges: list[Pledges] = []
         self.patience = Patience(30.0, 30.0)
         self.batch: Sequence[int | None] = (None,) * len(vectors)
-        self.signers = [Signer(an_identity(folder / str(number))) for number in range(len(vectors))]
+        signers = [Signer(an_identity(folder / str(number))) for number in range(len(vectors))]
+        self.signers = sorted(signers, key=lambda signer: signer.peer)
         layout = FlatLayout.of([vectors[0]])
         self.shared = [SharedVector(layout) for _ in vectors]
         self._world = in_memory.World(1)
@@ -100,14 +101,13 @@ class Party:
     def _service(self, signer: Signer, vector: SharedVector) -> AveragingService:
         endpoint: Any = SimpleNamespace(open=lambda *where: self.line(signer.peer, *where))
         donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=self.kept.append)
-        groups: Any = SimpleNamespace(find=lambda request: self.find(request))
         make: Any = lambda *arguments: self.round(*arguments)  # noqa: E731
         rules = replace(rules_of(self.run), round=make, lent=self.lent.get(self.signers.index(signer)))
         if self.run.trust.checks == "on":
             rounds = IntroducedRounds(self._folder / f"rounds of {signer.peer}")
             self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS), rounds))
             rules = replace(rules, pledges=self.pledges[-1])
-        return AveragingService(endpoint, groups, signer, self.run, vector, donor, rules, self.branches[signer.peer])
+        return AveragingService(endpoint, signer, self.run, vector, donor, rules, self.branches[signer.peer])
 
     async def _anchor(self) -> int:
         """All stand at the coordinator's state, if they have not begun yet; the step that they decide on."""
@@ -120,13 +120,10 @@ class Party:
         return first.head.instance.step
 
     @property
-    def group(self) -> str:
-        """The id of the group that meets now."""
-        return f"{self.attempt:040x}"
-
-    async def find(self, _: GroupRequest) -> Group:
-        members = [Member(peer=peer, bandwidth=1.0, client_mode=False) for peer in self.peers]
-        return Group(id=self.group, members=tuple(members))
+    def attempt(self) -> Attempt:
+        """The group that meets now."""
+        members = tuple(Member(peer=peer, bandwidth=1.0) for peer in sorted(self.peers))
+        return Attempt(nonce=f"{self.number:032x}", previous=self.previous, members=members)
 
     @asynccontextmanager
     async def line(self, me: str, peer: str, _: object, first: bytes) -> AsyncIterator[Stream]:
@@ -141,9 +138,9 @@ class Party:
 
     def work(self, samples: int) -> tuple[bytes, ...]:
         """Of a member, in this round: microbatches of half of its samples."""
-        half, block = samples // 2, 8 * self.attempt
+        half, block = samples // 2, 8 * self.number
         sizes = ((block, half), (block + 1, samples - half)) if self.pledges else ()
-        return tuple(Work(block, None, 0, size, self.attempt - 1).content for block, size in sizes if size)
+        return tuple(Work(block, None, 0, size, self.number - 1).content for block, size in sizes if size)
 
     async def meet(self) -> Tensor:
         """The average of one round, which all have."""
@@ -155,7 +152,7 @@ class Party:
 
     async def results(self) -> list[RoundResult]:
         """What becomes of one round, as each of them sees it; who has a commit takes the step."""
-        self.attempt += 1
+        self.number += 1
         step = await self._anchor()
         tasks = []
         members = zip(self.signers, self.shared, self.vectors, self.samples, self.batch, strict=True)
@@ -167,14 +164,14 @@ class Party:
                 step=step,
                 session="ab",
                 samples=samples,
-                session_samples=samples * self.attempt,
+                session_samples=samples * self.number,
                 loss=1.0,
                 name="",
                 time=time.time(),
                 batch=batch,
             )
             service = self.services[signer.peer]
-            tasks.append(self.look(signer.peer))
+            tasks.append(self.stand(signer.peer))
             await asyncio.sleep(0)  # it is known from here on
             await service.begin(0, Start(mine, self.patience, 60.0, self.work(samples)))
         results = list(await asyncio.gather(*tasks))
@@ -183,22 +180,16 @@ class Party:
                 await branch.take([result.commit])
         return results
 
-    def look(self, peer: str) -> asyncio.Task[RoundResult]:
-        others = frozenset(self.services) - {peer}
-        request = GroupRequest(
-            step=self.attempt, after="", leaders=(), expected=others, unwelcome=frozenset(), window=1.0
-        )
-        return asyncio.create_task(self.services[peer].average(0, request))
+    def stand(self, peer: str) -> asyncio.Task[RoundResult]:
+        return asyncio.create_task(self.services[peer].average(0, self.attempt))
 
     async def group_ends(self, says: str = "") -> bool:
         """Does the second member leave a group that stands, if the first one does, or somebody says that it does?"""
         first, second = self.services
-        tasks = [self.look(peer) for peer in (first, second)]
+        tasks = [self.stand(peer) for peer in (first, second)]
         await asyncio.sleep(0)
-        for service in self.services.values():
-            await service.found(0)
         if says:
-            opening = encode(Opening(group=self.group, introduction=b""))
+            opening = encode(Opening(group=self.attempt.id, introduction=b""))
             async with self.line(says, second, None, opening) as stream:
                 await stream.closed()
         else:
@@ -238,36 +229,38 @@ def test_who_is_left_out_takes_the_average_and_gets_its_own_vector_back_for_the_
     asyncio.run(check())
 
 
-class LooksForEver(Party):
-    """:ivar looking: told of who looks for a group that is never found; usual ones are found without it"""
-
-    looking: asyncio.Event | None = None
-
-    async def find(self, request: GroupRequest) -> Group:
-        if self.looking is not None:
-            self.looking.set()
-            await asyncio.Event().wait()
-        return await super().find(request)
-
-
-def test_who_looks_for_another_group_says_at_once_that_the_last_one_is_over(tmp_path: Path) -> None:
+def test_a_member_that_comes_late_is_told_at_once_that_the_last_group_is_over(tmp_path: Path) -> None:
     run = tiny_run(global_batch=SAMPLES[0], averaging={"compression": "none"})
-    party = LooksForEver(tmp_path, run, [torch.ones(20_000)] * 2)
+    party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
 
     async def late() -> wire.Kind:
         await party.meet()
         first, second = party.peers
-        party.looking = asyncio.Event()
-        task = party.look(first)
-        await party.looking.wait()
-        opening = encode(Opening(group=f"{1:040x}", introduction=b"late"))
+        opening = encode(Opening(group=party.attempt.id, introduction=b"late"))
         async with party.line(second, first, None, opening) as stream, asyncio.timeout(5.0):
-            kind = wire.Kind((await stream.receive(1024))[0])
-        task.cancel()
-        await asyncio.wait([task])
-        return kind
+            return wire.Kind((await stream.receive(1024))[0])
 
     assert asyncio.run(late()) == wire.Kind.GAVE_UP
+
+
+def test_a_member_that_begins_before_another_one_knows_of_the_group_is_waited_for(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=SAMPLES[0], averaging={"compression": "none"})
+    party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
+
+    async def called() -> None:
+        party.number = 1
+        first, second = party.peers
+        opening = encode(Opening(group=party.attempt.id, introduction=b"early"))
+        async with party.line(second, first, None, opening):
+            await asyncio.sleep(0.1)  # it has come
+            stands = party.stand(first)
+            await asyncio.sleep(0)
+            async with asyncio.timeout(5.0):
+                await party.services[first].called(0)
+            stands.cancel()
+            await asyncio.wait([stands])
+
+    asyncio.run(called())
 
 
 @pytest.mark.parametrize(
@@ -301,7 +294,7 @@ def test_who_turns_away_from_the_group_of_a_stage_is_waited_for_by_nobody_unless
         for _ in range(HEEDED - 1):
             assert await party.group_ends(first)
         assert not await party.group_ends(first)
-        party.attempt += 1
+        party.previous = "ab" * 32
         assert await party.group_ends(first)
 
     asyncio.run(check())

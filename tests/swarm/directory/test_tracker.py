@@ -4,7 +4,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hivemind.utils import get_dht_time
@@ -14,9 +14,10 @@ from dedloc_kit.config.run import MAX_BATCHES
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.shared_table import WIDE_LOOK
+from dedloc_kit.swarm.directory.shared_table import WIDE_LOOK, SharedTable
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
-from dedloc_kit.swarm.gathering.peers import MISSED
+from dedloc_kit.swarm.directory.twin import Twin
+from dedloc_kit.swarm.gathering.peers import MISSED, SILENT
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
@@ -207,13 +208,21 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     assert me.others().keys() == me.peers.backed_off() == {organizer.peer}
 
 
-def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    me = a_tracker(Spotty(), Signer(an_identity(tmp_path / "mine")))
-    me.refresh()
-    assert me.alone()
-    with monkeypatch.context() as down:
-        down.setattr(me.connections, "cut_off", lambda: True)
-        assert not me.alone()
-    assert not me.alone(), "the line has just come back"
+def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(tmp_path: Path) -> None:
+    down, at = False, 0.0
+    signer = Signer(an_identity(tmp_path / "mine"))
+    directory = Directory(cast(Any, Spotty()), PROGRESS, RUN_ID, reject=pytest.fail)
+    peers = SharedTable(signer.peer, "organizer", directory, Twin("ab", since=0.0), lambda: at)
+
+    def is_alone() -> bool:
+        nonlocal at
+        at += 1.0
+        peers.look(lambda: down)
+        return peers.table.lonely(at)
+
+    assert is_alone()
+    down = True
+    assert not is_alone()
+    down = False
+    assert not is_alone(), "the line has just come back"
+    assert [is_alone() for _ in range(int(SILENT))][-1]

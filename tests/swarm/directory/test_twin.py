@@ -66,7 +66,7 @@ def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before
     dht: Any = PlainDHT()
     signer = Signer(an_identity(tmp_path / "key"))
     me = a_tracker(dht, signer, "a1")
-    me.connections = cast(Connections, SimpleNamespace(keep=lambda seen: None))
+    me.connections = cast(Connections, SimpleNamespace(keep=lambda seen: None, cut_off=lambda: False))
     other = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE)
     me.start()
     try:

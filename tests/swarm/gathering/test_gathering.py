@@ -502,3 +502,13 @@ def test_a_group_is_found_earlier_the_later_the_last_ones_were() -> None:
     assert (pauses[0], pauses[-1]) == (0.5, 10)
     times.ended(True)
     assert times.pause == 0
+
+
+def test_a_peer_that_is_needed_for_a_quorum_is_waited_for_however_often_rounds_with_it_failed() -> None:
+    me = Peer("p0 a b")
+    me.hear("ab")
+    for _ in range(5):
+        me.table.suspect({"a", "b"}, me.at)
+    me.at += 1
+    me.hear("ab")
+    assert me.machine.expected(me.at).keys() == {"a", "b"}

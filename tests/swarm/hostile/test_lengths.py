@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import os
 import threading
 import time
@@ -26,14 +27,14 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.learning.train.flat import CHUNK
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records.steps import MAX_MEMBERS
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of, decode_all
 from dedloc_kit.swarm.allreduce.streams import MAX_CHUNK_BYTES
-from dedloc_kit.swarm.averaging.matchmaking.group import MAX_GROUP_BYTES, Group, Join, Member
-from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.chain import messages as chain
+from dedloc_kit.swarm.consensus.records import MAX_MEMBERS
+from dedloc_kit.swarm.gathering.messages import Attempt
+from dedloc_kit.swarm.gathering.service import MAX_VERDICT_BYTES, GatheringService
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.network.names import Names
@@ -44,7 +45,7 @@ from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from tests.hang import HANG
-from tests.swarm.harness import Swarm, processes_of
+from tests.swarm.harness import Swarm, join, processes_of
 from tests.swarm.network.doubling import Doubling
 from tests.swarm.transfer import sharing_peer
 from tests.swarm.transfer import swarm as sharing
@@ -73,7 +74,7 @@ def varint(number: int) -> bytes:
 
 
 IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
-SERVICES = (GroupService, AveragingService, TransferService, Reachability)
+SERVICES = (GatheringService, AveragingService, TransferService, Reachability)
 ANNOUNCED = {
     **{Names(RUN.run_id).service(name): IN_A_STREAM for name in (*(kind.name for kind in SERVICES), chain.SERVICE)},
     f"{RUN.run_id}::admission": varint(HUGE),
@@ -235,15 +236,14 @@ def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
 
 @pytest.mark.soak
 def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
-    async def join(p2p: P2P, organizer: PeerID) -> bytes:
-        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
-        said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
+    async def ask(p2p: P2P, organizer: PeerID) -> bytes:
+        said = join(RUN.run_id).to_bytes() + bytes(MAX_RECORD_BYTES)
         with suppress(ConnectionError):  # it may be closed before all is said
-            async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
+            async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GatheringService, said) as stream:
                 return await asyncio.wait_for(stream.reader.read(2**16), HANG)
         return b""
 
-    assert attacked(swarm, join) == b""
+    assert attacked(swarm, ask) == b""
 
 
 # A hostile server
@@ -265,7 +265,7 @@ async def read_all(reader: asyncio.StreamReader) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("kind", "most"), [(GroupService, MAX_GROUP_BYTES), (AveragingService, MAX_CHUNK_BYTES)])
+@pytest.mark.parametrize(("kind", "most"), [(GatheringService, MAX_VERDICT_BYTES), (AveragingService, MAX_CHUNK_BYTES)])
 def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind: type[Service], most: int) -> None:
     async def call() -> int:
         async with between(P2P, BoundedP2P) as (server, client):
@@ -311,7 +311,7 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
 
 # A hostile leader, and hostile averages
 
-MEMBERS = [{"peer": f"Qm{number}", "bandwidth": 1.0, "client_mode": False} for number in range(MAX_MEMBERS + 1)]
+MEMBERS = [{"peer": f"Qm{number:06}", "bandwidth": 1.0, "client": False} for number in range(MAX_MEMBERS + 1)]
 
 
 @pytest.mark.parametrize(
@@ -321,14 +321,18 @@ MEMBERS = [{"peer": f"Qm{number}", "bandwidth": 1.0, "client_mode": False} for n
         MEMBERS[:2] * 2,
         [*MEMBERS[:2], {**MEMBERS[2], "more": "x"}],
         [*MEMBERS[:2], {**MEMBERS[2], "bandwidth": 0.0}],
-        [{**member, "client_mode": True} for member in MEMBERS[:2]],
+        [{**member, "client": True} for member in MEMBERS[:2]],
     ],
     ids=["too many members", "members twice", "too much of a member", "an impossible bandwidth", "clients alone"],
 )
 def test_a_leader_is_not_believed_that_names(members: list[dict[str, Any]]) -> None:
-    Group.parse({"id": "ab", "members": MEMBERS[:MAX_MEMBERS]})
-    with pytest.raises(ValueError, match=r"members|named twice"):
-        Group.parse({"id": "ab", "members": members})
+    def group(members: list[dict[str, Any]]) -> bytes:
+        return json.dumps({"nonce": "ab" * 16, "previous": "", "members": members}).encode()
+
+    most = group(MEMBERS[:MAX_MEMBERS])
+    assert len(Attempt.model_validate_json(most).to_bytes()) < MAX_VERDICT_BYTES
+    with pytest.raises(ValueError, match="members"):
+        Attempt.model_validate_json(group(members))
 
 
 def average_of(*parts: bytes) -> RecentAverage:

@@ -23,9 +23,9 @@ from dedloc_kit.records.admission import TOKEN_SECONDS, AccessAnswer, AccessRequ
 from dedloc_kit.records.invitation import INVITATION_FILE
 from dedloc_kit.records.orders import Notice, shortened
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.averaging.matchmaking.group import Join, Member, Verdict
-from dedloc_kit.swarm.averaging.matchmaking.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening
+from dedloc_kit.swarm.gathering.messages import Verdict
+from dedloc_kit.swarm.gathering.service import MAX_VERDICT_BYTES, GatheringService
 from dedloc_kit.swarm.membership.admission import Admission, request_access
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Signer
@@ -35,7 +35,7 @@ from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from tests.identities import an_identity
 from tests.loopback_hub import loopback_hub
-from tests.swarm.harness import Swarm, outside
+from tests.swarm.harness import Swarm, join, outside
 from tests.tiny import tiny_run
 
 RUN = tiny_run("private", access="invite")
@@ -194,9 +194,8 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
         return len((await directory.rpc_store(request)).store_ok) == 1  # whether it is taken is another question
 
     async def join_a_group() -> bool:
-        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True)
-        async with endpoint.open(leader, GroupService, encode(Join(step=1, after="", member=me))) as stream:
-            return (await stream.receive_record(Verdict)) is not None
+        async with endpoint.open(leader, GatheringService, join(prefix).to_bytes()) as stream:
+            return Verdict.from_bytes(await stream.receive(MAX_VERDICT_BYTES)).verdict == "no"
 
     async def average() -> bool:
         opening = Opening(group="ab" * 20, introduction=b"x")

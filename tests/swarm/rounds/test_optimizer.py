@@ -15,7 +15,6 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.learning.tasks.batches import ORIGIN
 from dedloc_kit.learning.train.computing.card import Computed
-from dedloc_kit.learning.train.flat import SharedVector
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.gradients.local_steps import LocalSteps
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -23,11 +22,8 @@ from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut
-from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.entries import new_entry, piece_of
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
-from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
@@ -40,53 +36,30 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.rounds import optimizer, rounds
+from dedloc_kit.swarm.rounds import optimizer
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
 from dedloc_kit.swarm.trust.pledge import Work
+from dedloc_kit.swarm.trust.weight import claimed
 from tests.identities import an_identity
 from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
+from tests.swarm.rounds.local_averager import LocalAverager
 from tests.tiny import TinyTask, tiny_run
 
 BATCH, MICROBATCH = 10, 2
 
 
-class Averager:
+class Averager(LocalAverager):
     """Whoever is expected comes at once; a round lasts until a test ends it."""
-
-    def __init__(self, vector: SharedVector) -> None:
-        self.vector = vector
-        self.brought: list[Contribution] = []
-        self.work: Sequence[bytes] = ()
-        self._left_out: torch.Tensor | None = None
-
-    def gather(self, request: GroupRequest) -> Any:
-        self.group: Any = SimpleNamespace(done=False, called=False, members=request.expected, seconds=0.1)
-        return self.group
-
-    def begin(
-        self,
-        _group: object,
-        mine: Contribution,
-        _patience: Patience,
-        _limit: float,
-        work: Sequence[bytes] = (),
-    ) -> None:
-        self.brought.append(mine)
-        self.work = work
-
-    def call_off(self, group: Any) -> None:
-        group.done, group.result = True, lambda: RoundResult("failed")
 
     def end(self, outcome: RoundResult) -> None:
         with self.vector.held() as flat:
             if outcome.outcome == "complete":
                 self._left_out = flat.clone()
                 flat.fill_(1.0)  # what the others had
-        self.group.done, self.group.result = True, lambda: outcome
+        super().end(outcome)
 
     def put_back(self) -> None:
-        assert self._left_out is not None
         with self.vector.held() as flat:
             flat.copy_(self._left_out)
 
@@ -140,8 +113,9 @@ def _other_names(entries: Sequence[Entry]) -> Iterator[Entry]:
 class Volunteer:
     """The only one of its swarm that computes; the organizer follows."""
 
-    def __init__(self, folder: Path, least: int = BATCH, **averaging: Any) -> None:
-        """:param least: samples of a step"""
+    def __init__(self, folder: Path, **averaging: Any) -> None:
+        self.at = 0.0
+        """Of the clock by which it knows who is there, and when it may gather."""
         run = tiny_run(global_batch=BATCH, averaging=averaging)
         dht = cast(Any, PlainDHT())
         dht.is_alive, dht.run_coroutine = lambda: True, lambda *_, **__: None
@@ -154,26 +128,29 @@ class Volunteer:
             self.gradients = LocalSteps(
                 [replica], local, local_batch=MICROBATCH, max_norm=1.0, learning_rate=lambda _: 0.1
             )
-        self.averager = Averager(SharedVector(state.layout))
         me, self.organizer = (Signer(an_identity(folder / name)) for name in ("me", "organizer"))
+        self.averager = Averager(me.peer, state.layout)
         self.peer, self._directory = me.peer, Directory(dht, PROGRESS, run.run_id, reject=pytest.fail)
-        self.tracker = Tracker(dht, me, run, (), Incidents(), belief(me.peer, organizer=self.organizer.peer))
+        believed = belief(me.peer, organizer=self.organizer.peer)
+        self.tracker = Tracker(dht, me, run, (), Incidents(), believed, now=lambda: self.at)
         transfers = SimpleNamespace(share=lambda _: None)
         self.host = Host(run.run_id, self.organizer.peer)
-        exchange: Any = SimpleNamespace(
-            averager=self.averager, grouping=OneGroup(least), host=self.host, transfers=transfers
-        )
+        exchange: Any = SimpleNamespace(averager=self.averager, weigh=claimed, host=self.host, transfers=transfers)
         caller = Caller(threading.Event(), 1000, lambda *_: None, lambda *_: None)
         self.optimizer = CollaborativeOptimizer(
             state, [replica], self.gradients, exchange, self.tracker, me, profile(), caller
         )
+        self.averager.hear = self.optimizer.rounds.hear
+        self.averager.here = lambda: {
+            peer: told.position for peer, told in self.tracker.at(*self.optimizer.state.position).items()
+        }
         self.optimizer.branch.begin()
         self.batch: dict[str, torch.Tensor] = {}
         """What it computes."""
         self.hear()
 
-    def hear(self) -> None:
-        """The organizer holds the same state."""
+    def hear(self, seconds: float = 1.0) -> None:
+        """The organizer holds the same state, so many seconds later."""
         step, round_id = self.optimizer.state.position
         told = progress(
             run_id=self.optimizer.run.run_id,
@@ -183,9 +160,11 @@ class Volunteer:
             samples_per_second=0.0,
             sketch=self.optimizer.state.sketch,
             follower=True,
+            incarnation=1,
             time=get_dht_time(),
         )
         self._directory.store(self.organizer, told, peers=1)
+        self.at += seconds
         self.tracker.refresh()
 
     @property
@@ -232,20 +211,12 @@ class Volunteer:
         self.averager.end(RoundResult(outcome, commit, contributions, weights, offered, **more))
         self.optimizer.boundary()
         self.optimizer.refresh(0)
-        self.hear()
+        self.hear(0.0 if outcome == "failed" else 1.0)
 
 
 @pytest.fixture(autouse=True)
 def _waits_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "AHEAD_SECONDS", 0.0)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """What rounds take for the time in seconds."""
-    told = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: told.now))
-    return told
 
 
 def test_a_device_computes_one_batch_beside_a_round_and_then_waits_for_the_step_so_that_each_step_holds_one(
@@ -320,7 +291,7 @@ def test_who_is_left_out_of_a_round_keeps_its_samples_for_the_next_one_unless_th
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_after_a_round_that_failed_a_device_goes_on_until_the_next_one_which_takes_in_what_it_computed(
-    tmp_path: Path, clock: Any, overlap: bool
+    tmp_path: Path, overlap: bool
 ) -> None:
     me = Volunteer(tmp_path, overlap=overlap)
     while not me.averager.brought:
@@ -332,7 +303,8 @@ def test_after_a_round_that_failed_a_device_goes_on_until_the_next_one_which_tak
         assert not me.optimizer.ahead, "the batch is full, but nothing is under way"
         me.compute(3.0)
     assert len(me.averager.brought) == 1
-    clock.now += 60.0
+    me.at += 60.0
+    me.hear()
     while len(me.averager.brought) == 1:
         me.optimizer.boundary()
     assert me.averager.brought[1].samples == 2 * BATCH
@@ -456,7 +428,7 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
 def test_what_others_compute_is_forgotten_though_it_is_fixed_unless_it_is_on_its_way_to_a_round(tmp_path: Path) -> None:
     me = Volunteer(tmp_path, overlap=False)
     me.compute(1.0)
-    me.optimizer._rounds.batch.fix()
+    me.optimizer.rounds.batch.fix()
     assert me.optimizer.closed
     assert me.optimizer.forget()
     assert (me.optimizer.closed, me.optimizer.samples) == (False, 0)
@@ -482,7 +454,7 @@ def test_samples_that_are_not_among_those_of_the_batch_do_not_fill_it_and_go_int
 
 def test_a_step_that_is_said_to_hold_nothing_is_taken_and_proves_nothing(tmp_path: Path) -> None:
     """A stage's whose only driver has died before that one got anything."""
-    me = Volunteer(tmp_path, least=0, overlap=False)
+    me = Volunteer(tmp_path, overlap=False)
     belief, wanted = me.tracker.belief, [math.inf]
     belief.took(0, get_dht_time(), {"asha": 10})
     me.optimizer.fills(lambda: wanted[0])
@@ -508,7 +480,7 @@ def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_
     tmp_path: Path, wanted: int
 ) -> None:
     """Also where the batch is short, for a driver seems to have died: whoever knows of few drivers may be mistaken."""
-    me = Volunteer(tmp_path, least=0, overlap=False)
+    me = Volunteer(tmp_path, overlap=False)
     me.optimizer.fills(lambda: wanted)
     while me.optimizer.samples < BATCH - 2 * MICROBATCH:
         me.compute(1.0)
@@ -530,4 +502,4 @@ def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_
     me.compute(1.0)
     me.optimizer.boundary()
     assert group.done
-    assert not me.averager.brought
+    assert all(other.peer in group.peers for group in me.averager.groups[1:])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.learning.train.flat import FlatLayout, SharedVector
 from dedloc_kit.learning.train.gradients.accumulator import MAX_STALENESS
 from dedloc_kit.learning.train.gradients.gradients import Gradients
 from dedloc_kit.learning.train.optim.lamb import Lamb
@@ -19,60 +18,23 @@ from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.orders import Instructions
 from dedloc_kit.records.progress import Progress
 from dedloc_kit.records.steps import MAX_LOSS, Absence, Contribution, LeftOut, Receipt
-from dedloc_kit.swarm.averaging.matchmaking.group import GroupRequest
-from dedloc_kit.swarm.averaging.matchmaking.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.consensus.electorate import Electorate
 from dedloc_kit.swarm.consensus.instance import Instance
+from dedloc_kit.swarm.consensus.records import Voter
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.gathering.timing import FIRST_WINDOW
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from tests.identities import an_identity
 from tests.learning.train.by_hand import give
 from tests.swarm.harness import PlainDHT, belief, profile, progress
+from tests.swarm.rounds.local_averager import LocalAverager
 from tests.tiny import TinyTask, tiny_run
-
-NOWHERE = Instance("run", "", 0, "", (0, ""), "organizer", "organizer", Electorate({}, None))
-
-
-class Averager:
-    """Whoever is expected comes at once, or nobody does; what it is asked to do then is noted."""
-
-    def __init__(self, layout: FlatLayout) -> None:
-        self.asked: list[str] = []
-        self.somebody_comes = True
-        self.strangers: frozenset[str] = frozenset()
-        self.result: RoundResult | None = None
-        self.vector = SharedVector(layout)
-        self.brought: list[Contribution] = []
-        self.alone: list[bool] = []
-        """Of each group that was looked for: whether nobody else is to come."""
-
-    def gather(self, request: GroupRequest) -> Any:
-        self.alone.append(request.alone)
-        members = request.expected | self.strangers if self.somebody_comes else None
-        self.open_for, done = request.open_for, self.result is not None
-        self.group: Any = SimpleNamespace(done=done, called=False, members=members, seconds=0.1)
-        self.group.result = lambda: self.result
-        return self.group
-
-    def end(self, result: RoundResult) -> None:
-        self.result, self.group.done = result, True
-
-    def widen(self, _: object, request: GroupRequest) -> None:
-        self.asked.append(f"look for {len(request.expected)}, open for {request.open_for:g}")
-
-    def begin(self, _group: object, mine: Contribution, *_: object, **__: object) -> None:
-        self.brought.append(mine)
-        self.asked.append("begin")
-
-    def call_off(self, _: object) -> None:
-        self.asked.append("call off")
 
 
 class Peer:
@@ -96,19 +58,26 @@ class Peer:
         self._run_id, self.follower = run.run_id, follower
         self.state = state = TrainingState(TinyTask(run).model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.replica = Replica(state, torch.device("cpu"))
-        self.gradients, self.averager = Gradients([self.replica]), Averager(state.layout)
-        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
+        self.gradients = Gradients([self.replica])
         me, self.other = (Signer(an_identity(folder / name)) for name in ("me", "other"))
+        self.averager = LocalAverager(me.peer, state.layout)
+        exchange: Any = SimpleNamespace(averager=self.averager, weigh=weigh)
         believed = belief(me.peer, self.other.peer if led else "organizer")
         self.tracker = Tracker(self.dht, me, run, (), Incidents(), believed, now=lambda: self.at)
-        self.peer, self.voters = me.peer, frozenset[str]()
-        """Without most of whom no step is taken."""
-        self.end: Any = SimpleNamespace(head=replace(NOWHERE, step=1, previous=""), last=None)
-        branch: Any = SimpleNamespace(needed=lambda peers: self._needed({me.peer, *peers}), end=self.end)
+        self.peer = me.peer
+        electorate = Electorate({Voter(me.peer, 1): 1}, None)
+        organizer = believed.organizer
+        head = Instance(run.run_id, "", 1, "", (0, ""), organizer, organizer, electorate)
+        self.end: Any = SimpleNamespace(head=head, last=None)
+        branch: Any = SimpleNamespace(needed=lambda _: frozenset(), end=self.end)
         shown, self.speed = replace(profile(), follower=follower), 0.0
         self.rounds = Rounds(
             *(state, self.gradients, exchange, self.tracker, me, shown, branch), lambda: self._progress().position
         )
+        self.averager.hear = self.rounds.hear
+        self.averager.here = lambda: {
+            peer: told.position for peer, told in self.tracker.at(*self.state.position).items()
+        }
 
     def _progress(self) -> Progress:
         return progress(
@@ -118,29 +87,30 @@ class Peer:
             samples=self.rounds.samples,
             samples_per_second=self.speed,
             follower=self.follower,
+            incarnation=1,
         )
 
     def gather(self, speed: float) -> None:
         """Look whether it is time to, of a peer that computes so many samples per second."""
         self.speed = speed
         self.rounds.gather_if_due()
+        if self.rounds.under_way and (self.averager.group is None or self.averager.group.done):
+            self.averager.come()
+            self.at += 1.0
+            self.rounds.hear([])
 
-    def step(self, *counted: str) -> None:
-        """It takes the next step, in which these counted."""
-        self.state.apply(torch.zeros(self.state.layout.size), a_receipt(self.state.step + 1))
-        value = SimpleNamespace(counted=[SimpleNamespace(peer=peer) for peer in counted])
-        self.end.last = SimpleNamespace(previous=self.end.head.previous, value=value)
-        self.end.head = replace(self.end.head, step=self.state.step + 1, previous=self.state.round)
-
-    def _needed(self, peers: set[str]) -> frozenset[str]:
-        missing = self.voters - peers
-        return missing if 2 * len(missing) >= len(self.voters) else frozenset()
+    def round(self, result: RoundResult) -> RoundResult | None:
+        """What comes of a round with this result."""
+        self.gather(1.0)
+        self.rounds.advance()
+        self.averager.end(result)
+        return self.rounds.advance()
 
     def begin_alone(self) -> Contribution:
         """What it brings to a group of its own."""
-        before = len(self.averager.alone)
+        before = len(self.averager.groups)
         self.gather(1.0)
-        assert self.averager.alone[before:] == [True]
+        assert [group.peers for group in self.averager.groups[before:]] == [{self.peer}]
         self.rounds.advance()
         return self.averager.brought[-1]
 
@@ -180,58 +150,10 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     if leaves:
         me.hear(None, time=get_dht_time())
     else:
-        me.hear_nothing_new(TIME_TO_LIVE)
-        assert not me.tracker.others()
+        me.hear_nothing_new(5.0)
     give(me.replica, samples=6)
     me.rounds.advance()
     assert me.averager.asked == [asked]
-
-
-def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
-    me.averager.somebody_comes = False
-    me.hear(5, time=get_dht_time())
-    give(me.replica, samples=10)
-    me.gather(100.0)
-    me.rounds.advance()
-    assert me.averager.asked == []
-    me.hear_nothing_new(TIME_TO_LIVE)
-    assert not me.tracker.others()
-    me.rounds.advance()
-    assert me.averager.asked == ["call off"]
-    assert not me.rounds.under_way, "the next search is for those who are there"
-
-
-def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
-    me, newcomer = Peer(tmp_path), Signer(an_identity(tmp_path / "newcomer"))
-    me.averager.somebody_comes = False
-    me.hear(5, time=get_dht_time())
-    give(me.replica, samples=10)
-    me.gather(100.0)
-    me.hear(0, time=get_dht_time(), who=newcomer)
-    me.rounds.advance()
-    me.rounds.advance()
-    assert me.averager.asked == ["look for 2, open for 0"]
-    me.hear(None, time=get_dht_time(), who=newcomer)
-    me.rounds.advance()
-    assert me.averager.asked[1:] == ["call off"], "it may be who leads"
-
-
-def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sought, "OPEN_SHARE", 100.0)
-    me = Peer(tmp_path)
-    me.averager.somebody_comes = False
-    me.hear(5, time=get_dht_time(), samples_per_second=0.0)
-    me.gather(2.0)
-    assert 200.0 < me.averager.open_for <= 250.0, "the other five take 2.5 seconds"
-    me.rounds.advance()
-    assert me.averager.asked == []
-    give(me.replica, samples=5)
-    me.rounds.advance()
-    me.rounds.advance()
-    assert me.averager.asked == ["look for 1, open for 0"]
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
@@ -290,19 +212,6 @@ def test_a_peer_that_has_long_said_nothing_does_not_fill_the_batch(tmp_path: Pat
     assert not me.rounds.under_way
 
 
-@pytest.mark.parametrize("took_part", [True, False])
-def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
-    tmp_path: Path, took_part: bool
-) -> None:
-    me = Peer(tmp_path)
-    me.step(*[me.other.peer] * took_part)
-    me.hear(0, time=get_dht_time())
-    give(me.replica, samples=10, step=1)
-    me.gather(1.0)
-    assert me.averager.alone == [False] * took_part, "it is not alone"
-    assert me.rounds.under_way == took_part
-
-
 def test_a_peer_that_never_saw_anyone_is_a_group_of_its_own(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     give(me.replica, samples=10)
@@ -310,24 +219,9 @@ def test_a_peer_that_never_saw_anyone_is_a_group_of_its_own(tmp_path: Path) -> N
     assert not me.rounds.under_way, "it has not looked yet"
     me.tracker.refresh()
     me.gather(1.0)
-    assert me.averager.alone == [True]
+    assert [group.peers for group in me.averager.groups] == [{me.peer}]
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
-
-
-def test_without_the_voters_of_the_last_step_nobody_gathers_and_a_group_is_called_off(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
-    me.voters = frozenset({"QmAway"})
-    me.hear(5, time=get_dht_time())
-    give(me.replica, samples=10)
-    me.gather(1.0)
-    assert not me.rounds.under_way
-    me.voters = frozenset({me.other.peer})
-    me.gather(1.0)
-    assert me.averager.alone == [False]
-    me.voters = frozenset({"QmAway"})
-    me.rounds.advance()
-    assert me.averager.asked == ["call off"]
 
 
 def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(
@@ -338,25 +232,28 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     give(me.replica, samples=10)
     me.at += 3600.0
     me.dht.keys.clear()  # its connections are dead: it finds nobody
-    for _ in range(int(TIME_TO_LIVE)):
+    me.averager.comes = False
+    for _ in range(int(TIME_TO_LIVE / 2)):
         me.hear_nothing_new(1.0)
         me.gather(1.0)
         me.rounds.call_off()
-    assert not any(me.averager.alone)
+    assert me.averager.groups == []
+    me.averager.comes = True
     me.hear(5, time=get_dht_time())
     me.gather(1.0)
-    assert me.rounds.under_way, "with the other one it gathers"
+    assert [group.peers for group in me.averager.groups] == [{me.peer, me.other.peer}]
 
 
 def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.hear(5, time=get_dht_time())
     give(me.replica, samples=10)
-    while not any(me.averager.alone) and me.at < 10 * TIME_TO_LIVE:
+    me.averager.comes = False
+    while not me.averager.groups and me.at < 10 * TIME_TO_LIVE:
         me.gather(1.0)
         me.rounds.call_off()
         me.hear_nothing_new(4.0)
-    assert me.averager.alone[-1]
+    assert [group.peers for group in me.averager.groups] == [{me.peer}]
     assert me.at > 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
 
 
@@ -459,13 +356,13 @@ def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: 
     me.tracker.refresh()
     for step, samples in enumerate((10, 12)):
         give(me.replica, samples=samples, step=step)
-        me.averager.result = None
         mine = me.begin_alone()
         said.append((mine.samples, mine.session_samples))
         me.averager.end(RoundResult("complete"))
         me.rounds.advance()
         me.gradients.mark_applied()
         me.state.step += 1
+        me.end.head = replace(me.end.head, step=me.state.step + 1, previous=f"{step:064x}")
         me.rounds.stepped({})
     assert said == [(10, 10), (12, 22)]
 
@@ -484,28 +381,27 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
 ) -> None:
     me = Peer(tmp_path)
     me.averager.strangers = frozenset({"QmStranger"})
-    me.averager.result = RoundResult("complete", absent={"QmStranger": "did not come", me.other.peer: why})
+    result = RoundResult("complete", absent={"QmStranger": "did not come", me.other.peer: why})
     me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
     give(me.replica, samples=10)
-    me.gather(1.0)
-    assert me.rounds.advance() is me.averager.result
+    assert me.round(result) is result
     assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: why}) if told else None)
 
 
-def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path: Path, known: bool) -> None:
     me = Peer(tmp_path)
-    for known in (True, False):
-        me.averager.result = RoundResult("complete")
-        me.rounds.stepped({me.other.peer: 5} if known else {})
-        me.hear(5, time=get_dht_time())
-        give(me.replica, samples=10)
-        me.gather(1.0)
-        assert me.rounds._group is not None
-        me.rounds._group.members = frozenset({"QmOther"})  # type: ignore[misc]
-        me.rounds.advance()
-        assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: "did not come"}) if known else None)
-        me.tracker.peers.trust([me.other.peer])
+    me.averager.absent, me.averager.strangers = frozenset({me.other.peer}), frozenset({"QmOther"})
+    me.rounds.stepped({me.other.peer: 5} if known else {})
+    me.hear(5, time=get_dht_time())
+    give(me.replica, samples=10)
+    me.gather(1.0)
+    assert me.averager.groups == []
+    me.at += 2 * FIRST_WINDOW
+    assert me.round(RoundResult("complete")) is not None
+    assert [group.peers for group in me.averager.groups] == [{me.peer, "QmOther"}]
+    assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: "did not come"}) if known else None)
 
 
 def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(tmp_path: Path) -> None:
@@ -515,16 +411,15 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
         RoundResult("refused", absent=some),
         RoundResult("complete", None, {"QmBack": cast(Any, SimpleNamespace(samples=0))}),
     ):
-        me.averager.result = result
         me.hear(5, time=get_dht_time())
         give(me.replica, samples=10)
-        me.gather(1.0)
-        me.rounds.advance()
-        me.tracker.peers.trust([me.other.peer])
+        me.round(result)
     assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
+    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
+    me.end.head = replace(me.end.head, step=2, previous=me.state.round)
     me.rounds.stepped({})
-    me.gather(1.0)
-    me.rounds.advance()
+    me.hear(5, time=get_dht_time(), step=1, round=me.state.round)
+    assert me.round(RoundResult("complete")) is not None
     assert me.rounds.left_out is None, "it was the step before that went on without it"
 
 
@@ -533,23 +428,6 @@ def test_of_hundreds_that_are_left_out_some_are_named() -> None:
     assert left_out is not None
     assert (left_out.count, len(left_out.some)) == (300, 16)
     assert LeftOut.of({}) is None
-
-
-def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and_none_begins(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
-    lost = [Signer(an_identity(tmp_path / f"lost {number}")) for number in range(2)]
-    me.voters = frozenset([me.other.peer, *(s.peer for s in lost), me.peer])
-    give(me.replica, samples=10)
-    me.hear(5, time=get_dht_time())
-    me.gather(100.0)
-    assert not me.rounds.under_way, "two of four"
-    me.hear(5, time=get_dht_time(), who=lost[0])
-    me.gather(100.0)
-    assert me.rounds.under_way, "three of four"
-    group: Any = me.rounds._group
-    group.members = frozenset([me.other.peer])
-    me.rounds.advance()
-    assert me.averager.asked == ["call off"], "but two came"
 
 
 def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_though_nobody_calls(
@@ -565,44 +443,3 @@ def test_who_cannot_know_what_a_batch_holds_begins_when_all_say_that_it_is_full_
     me.hear(8, time=get_dht_time(), who=another, fixed=True)
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_nobody_takes_the_first_step_alone_since_the_organizer_has_not_reported_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
-) -> None:
-    me = Peer(tmp_path, led=True)
-    me.voters = frozenset({me.other.peer if first else me.peer})
-    monkeypatch.setattr(me.tracker, "alone", lambda: True)
-    me.hear(0, time=get_dht_time())
-    me.gather(0.0)  # it sees it
-    me.hear_nothing_new(TIME_TO_LIVE)
-    assert not me.tracker.others()
-    give(me.replica, samples=10)
-    me.rounds.call_off()
-    me.gather(0.0)
-    assert me.rounds.under_way != first
-
-
-@pytest.mark.parametrize(("others", "mine"), [(1, 10), (3, 10), (1, 0)], ids=["two", "four", "two, one follows"])
-def test_whoever_no_step_can_be_taken_without_is_waited_for_however_often_rounds_with_it_failed(
-    tmp_path: Path, others: int, mine: int
-) -> None:
-    me = Peer(tmp_path)
-    more = [Signer(an_identity(tmp_path / f"other {number}")) for number in range(others - 1)]
-    failed, known = me.other.peer, me.tracker.peers
-    me.voters = frozenset([failed, *(signer.peer for signer in more), me.peer])
-    if mine:
-        give(me.replica, samples=mine)
-    me.hear(10, time=get_dht_time() - 1.0)
-    me.gather(0.0)  # it sees it
-    me.rounds.call_off()
-    for _ in range(5):
-        known.suspect([failed])
-    for who in (me.other, *more):
-        me.hear(10, time=get_dht_time(), who=who)
-    assert known.backed_off() == {failed}
-    for _ in range(2):
-        me.gather(0.0)
-    assert me.rounds.under_way
-    assert known.backed_off() == (set() if others == 1 else {failed}), "three of four do without it"

@@ -45,7 +45,7 @@ def test_who_leads_cannot_make_an_honest_member_sign_twice_for_one_round(tmp_pat
         run = tiny_run(global_batch=8, averaging={"compression": "4bit"}, trust={"checks": "on"})
         party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
         assert [result.outcome for result in await party.results()] == ["complete"] * 2
-        party.attempt -= 1
+        party.number -= 1
         for result in await party.results():
             assert (result.outcome, result.detail) == ("failed", "whoever leads names a round as one of before")
 

@@ -1,1 +1,0 @@
-"""How the members of a round find each other, and who belongs to it."""
