@@ -355,13 +355,6 @@ MUTATIONS = (
         "tests/swarm/chain/test_store.py tests/swarm/chain/test_follow.py",
     ),
     Mutation(
-        "chain: an anchor may be of another link",
-        "swarm/chain/follow.py",
-        "(anchor.reset.run_id, anchor.part, anchor.link(commit)) != (genesis.run_id, genesis.part, link)",
-        "False",
-        "tests/swarm/chain/test_follow.py -k anchor",
-    ),
-    Mutation(
         "chain: a page may have any size",
         "swarm/chain/messages.py",
         "if records and size > limit:",

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from dedloc_kit.swarm.chain import files
-from dedloc_kit.swarm.chain.anchor import Anchor
 from dedloc_kit.swarm.chain.messages import (
     ANSWER_SECONDS,
     MAX_OFFER,
@@ -16,7 +15,6 @@ from dedloc_kit.swarm.chain.messages import (
     OFFER_BYTES,
     PAGE_BYTES,
     SERVICE,
-    AnchorAt,
     Noted,
     Offer,
     Records,
@@ -26,10 +24,9 @@ from dedloc_kit.swarm.chain.messages import (
 )
 from dedloc_kit.swarm.chain.store import ChainStore
 from dedloc_kit.swarm.consensus.chain import ChainRecord
-from dedloc_kit.swarm.consensus.instance import Instance
-from dedloc_kit.swarm.consensus.records import Commit, Goodbye
+from dedloc_kit.swarm.consensus.records import Goodbye
 from dedloc_kit.swarm.consensus.signing import WireRecord
-from dedloc_kit.swarm.p2p.seams import Clock, Network, Stream, Verifier
+from dedloc_kit.swarm.p2p.seams import Clock, Network, Stream
 
 MAX_PAGES = 4
 """Of one answer: as many records as somebody keeps, see `KEPT`."""
@@ -81,24 +78,6 @@ async def _ask(network: Network, clock: Clock, peer: str, question: RecordsAfter
         if answer.base not in question.known and (answer.base or answer.count):
             raise ValueError("records after a link that was not named")
         return answer, await receive_records(stream, answer.count, PAGE_BYTES)
-
-
-async def fetch_anchor(
-    network: Network, clock: Clock, peer: str, genesis: Instance, link: str, verifier: Verifier
-) -> tuple[Anchor, Commit | None]:
-    """Where a newcomer begins that has, or will take, the state at this link.
-
-    :param genesis: names run, part and organizer
-    :param link: as the witnesses of the state name it
-    """
-    async with _asked(network, clock, peer, AnchorAt(part=genesis.part, link=link)) as stream:
-        anchor, commit = files.decode(await stream.receive(files.MAX_MESSAGE), Anchor), None
-        if anchor.reset.link != link:
-            commit = files.decode(await stream.receive(files.MAX_MESSAGE), Commit)
-        if (anchor.reset.run_id, anchor.part, anchor.link(commit)) != (genesis.run_id, genesis.part, link):
-            raise ValueError("an anchor of another link, run or part")
-        anchor.instance(commit, genesis.organizer, verifier)
-        return anchor, commit
 
 
 async def offer(

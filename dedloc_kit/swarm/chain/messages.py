@@ -55,15 +55,6 @@ class Records(WireRecord):
     head: Hash
 
 
-class AnchorAt(WireRecord):
-    """Asks for the anchor after a link: an `Anchor`, and a `Commit` unless the link is that of the anchor's reset."""
-
-    wire: ClassVar[str] = "chain/anchor-at"
-
-    part: PartName
-    link: Hash
-
-
 class Offer(WireRecord):
     """Offers records that this peer has left to the coordinator, which answers whether it wants them.
 

@@ -12,7 +12,6 @@ from dedloc_kit.swarm.chain.messages import (
     PAGE,
     PAGE_BYTES,
     SERVICE,
-    AnchorAt,
     Noted,
     Offer,
     Records,
@@ -31,8 +30,8 @@ STREAMS_OF_ONE = 2
 OFFERS = 4
 """Whose records are held at a time."""
 
-Question = RecordsAfter | AnchorAt | Offer | Goodbye
-QUESTIONS: tuple[type[Question], ...] = (RecordsAfter, AnchorAt, Offer, Goodbye)
+Question = RecordsAfter | Offer | Goodbye
+QUESTIONS: tuple[type[Question], ...] = (RecordsAfter, Offer, Goodbye)
 
 
 class Listener(Protocol):
@@ -77,8 +76,6 @@ class ChainService:
         match question:
             case RecordsAfter():
                 await self._records(question, stream)
-            case AnchorAt():
-                await self._anchor(question, stream)
             case Offer():
                 await self._offer(peer, question, stream)
             case Goodbye():
@@ -115,12 +112,3 @@ class ChainService:
         answer = Records(base=base, count=len(page), term=head.term, step=head.step, head=head.previous)
         await stream.send(files.encode(answer))
         await send_records(stream, page)
-
-    async def _anchor(self, question: AnchorAt, stream: Stream) -> None:
-        try:
-            anchor, commit = self._store(question.part).anchor_at(question.link)
-        except KeyError:
-            raise ValueError("a link that this peer does not have") from None
-        await stream.send(files.encode(anchor))
-        if commit is not None:
-            await stream.send(files.encode(commit))

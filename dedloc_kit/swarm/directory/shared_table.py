@@ -102,11 +102,6 @@ class SharedTable:
             believed = self.table.believed().keys() - (self.backed_off() - {self._organizer})
             return {peer: told for peer, told in self._told.items() if peer in believed}
 
-    def gone(self, peers: Collection[str]) -> frozenset[str]:
-        """Those of these peers that said that they leave, or are banned. A peer that is silent may only be slow."""
-        with self.lock:
-            return self.table.left(peers) | {peer for peer in peers if self._bans(peer)}
-
     # Who is not counted
 
     def ban(self, notice: Notice) -> None:
@@ -126,16 +121,6 @@ class SharedTable:
         """As `PeerTable.suspect`. :param since: when they failed, by the steady clock; now"""
         with self.lock:
             self.table.suspect(set(peers), self.now() if since is None else since)
-
-    def trust(self, peers: Collection[str]) -> None:
-        """As `PeerTable.trust`."""
-        with self.lock:
-            self.table.trust(peers)
-
-    def need(self, peers: Collection[str]) -> None:
-        """As `PeerTable.need`."""
-        with self.lock:
-            self.table.need(peers)
 
     def backed_off(self) -> frozenset[str]:
         """Peers whose rounds have failed again and again."""

@@ -99,9 +99,6 @@ class Alongside:
             self._state.count(step.receipt, self._branch.decay_in(step.contributions))
         return step
 
-    def rejoin(self) -> None:
-        """The organizer's peer is none that holds no parameters."""
-
     def led_here(self) -> MissedStep | None:
         """It is not known."""
         return None

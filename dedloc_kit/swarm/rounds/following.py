@@ -92,9 +92,6 @@ class Following:
 def _result(peer: str, answer: Future[Answer]) -> Event:
     try:
         records = answer.result()
-    except (
-        OSError,
-        RuntimeError,
-    ):  # not reached; or the own process has died
+    except (OSError, RuntimeError):  # not reached, or the process that asks has died
         return NoAnswer(peer)
     return NothingKept(peer) if records is None else Records(peer, records)

@@ -141,9 +141,7 @@ class Rounds:
 
     def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
-        if not self._begun and self._tracker.newest(self._state.position).step > self._state.step:
-            self.call_off()  # while we look for a group, or wait in one, the swarm has moved on
-        elif not self._begun:
+        if not self._begun:
             self._gatherer.look(active=True)
         group = self._gatherer.group
         if group is None:

@@ -4,7 +4,7 @@ A signature proves who claims samples, not that they were computed. What is reck
 see alike, in whole numbers, so all find the same.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from statistics import median_high
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -93,14 +93,6 @@ def claims_in(contributions: Mapping[M, Contribution]) -> dict[M, Claim]:
 def confirmed(contribution: Contribution) -> int:
     """Of its author, as it has shown."""
     return contribution.confirmed if isinstance(contribution, Pledged) else 0
-
-
-def in_rows(weigh: Weigh, row_of: Callable[[M], int], claims: Mapping[M, Claim]) -> dict[M, int]:
-    """The same row by row: whoever averages a row does not know yet what the others claim."""
-    weights: dict[M, int] = {}
-    for row in set(map(row_of, claims)):
-        weights |= weigh({member: claim for member, claim in claims.items() if row_of(member) == row})
-    return {member: weights[member] for member in claims}
 
 
 class Counting:

@@ -6,8 +6,8 @@ import pytest
 
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
-from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, fetch_anchor, offer, say_goodbye
-from dedloc_kit.swarm.chain.messages import PAGE, PAGE_BYTES, SERVICE, AnchorAt, Offer, Records, RecordsAfter
+from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, offer, say_goodbye
+from dedloc_kit.swarm.chain.messages import PAGE, PAGE_BYTES, SERVICE, Offer, Records, RecordsAfter
 from dedloc_kit.swarm.chain.service import ChainService
 from dedloc_kit.swarm.chain.store import ChainStore
 from dedloc_kit.swarm.consensus.chain import ChainRecord, Change
@@ -108,14 +108,11 @@ def test_a_newcomer_begins_at_an_anchor_and_goes_on(meet: Meet) -> None:
     async def test(asha: Peer, bina: Peer) -> None:
         there = await serve(bina, MANY[:40])
         for link in (MANY[30].link, START.link):
-            anchor, commit = await fetch_anchor(asha.network, asha.clock, bina.id, GENESIS, link, VERIFIER)
             mine = store()
-            mine.restart(anchor, commit)
+            mine.restart(*there.anchor_at(link))
             assert mine.head == there.chain.at(link)
             await follow(mine, asha.network, asha.clock, bina.id)
             assert mine.head == there.head
-        with pytest.raises(OSError, match=r"."):
-            await fetch_anchor(asha.network, asha.clock, bina.id, GENESIS, digest("unknown"), VERIFIER)
 
     meet(test)
 
@@ -219,7 +216,6 @@ NONSENSE = {
     "another part": files.encode(RecordsAfter(part="x", known=(START.link,), term=(0, ""), step=0)),
     "another record": files.encode(START),
     "too long": b"x" * 100_000,
-    "an anchor elsewhere": files.encode(AnchorAt(part="", link=digest("no link"))),
     "an offer of nothing": files.encode(Offer(part="", head=MANY[2].link, count=3)),
 }
 
@@ -400,41 +396,3 @@ def test_a_peer_that_breaks_off_is_no_liar() -> None:
             assert mine.head == GENESIS
 
     run(test())
-
-
-WRONG_ANCHORS: dict[str, list[bytes]] = {
-    "another link": [
-        files.encode(Anchor(part="", reset=START, coordinator=START.coordinator)),
-        files.encode(MANY[3]),
-    ],
-    "another key": [
-        files.encode(Anchor(part="", reset=START.signed(signer("p1")), coordinator=START.coordinator)),
-        files.encode(MANY[2]),
-    ],
-    "another coordinator": [
-        files.encode(Anchor(part="", reset=START, coordinator=voter("p1"))),
-        files.encode(MANY[2]),
-    ],
-    "a reset for a commit": [
-        files.encode(Anchor(part="", reset=START, coordinator=START.coordinator)),
-        files.encode(START),
-    ],
-    "garbage": [b"chain/anchor\n{}"],
-}
-
-
-@pytest.mark.parametrize("messages", WRONG_ANCHORS.values(), ids=WRONG_ANCHORS)
-def test_an_anchor_that_is_not_the_one_asked_for_is_refused(meet: Meet, messages: list[bytes]) -> None:
-    async def test(asha: Peer, bina: Peer) -> None:
-        async def answer(peer: str, stream: Stream) -> None:
-            await stream.receive(10_000)
-            for message in messages:
-                await stream.send(message)
-            await stream.closed()
-
-        await bina.network.serve(SERVICE, answer)
-        with pytest.raises(BadAnswer) as raised:
-            await fetch_anchor(asha.network, asha.clock, bina.id, GENESIS, MANY[2].link, VERIFIER)
-        assert raised.value.peer == bina.id
-
-    meet(test)

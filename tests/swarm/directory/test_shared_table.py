@@ -50,11 +50,11 @@ def test_a_peer_that_is_banned_is_gone_at_once_and_comes_back_when_it_speaks_aft
     me.peers.ban(notice(banned))
     assert (me.peers.others(), me.peers.alive()) == ({}, {})
     assert me.hear() == set()
-    assert me.peers.gone({banned, "another"}) == {banned}
+    assert me.peers.table.left({banned, "another"}) == {banned}
     me.peers.ban(notice())
     assert me.peers.alive() == {}, "it has told nothing since"
     assert me.hear() == {banned}
-    assert me.peers.gone({banned}) == set()
+    assert me.peers.table.left({banned}) == set()
 
 
 def test_the_word_of_the_organizer_counts_though_rounds_with_it_fail(tmp_path: Path) -> None:

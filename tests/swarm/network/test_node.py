@@ -261,7 +261,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
 
         theirs.leave()
         wait_until(lambda: not mine.anyone(), "who left is still waited for")
-        assert mine.peers.gone({other.peer, "another"}) == {other.peer}
+        assert mine.peers.table.left({other.peer, "another"}) == {other.peer}
         second.store(
             f"{RUN}_progress",
             subkey=other.subkey,

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from dedloc_kit.swarm.trust.weight import Claim, Counting, Earned, allowed, claimed, in_rows, weighing
+from dedloc_kit.swarm.trust.weight import Claim, Counting, Earned, allowed, claimed, weighing
 from tests.swarm.audits.audited import pledged
 from tests.swarm.gathering.positions import position
 from tests.tiny import tiny_run
@@ -104,14 +102,3 @@ def test_newcomers_count_for_nothing_before_those_with_standing_have_begun_and_i
     begun, pauses = position(0, samples_per_second=1.0), position(0)
     assert counting.samples({"me": mine, "old": begun, "new": newcomer}) == 0
     assert counting.samples({"me": mine, "old": pauses, "new": newcomer}) == 40
-
-
-@pytest.mark.parametrize("known", [(0, 1), (0, 2), (0, 1, 2)])
-def test_a_row_is_weighed_alike_whatever_is_known_of_the_others(known: tuple[int, ...]) -> None:
-    claims = claims_of({0: 10, 1: 1000, 2: 90, 3: 7, 4: 12})
-    rows = (0, 1, 0, 1, 0)
-    some = {member: claim for member, claim in claims.items() if rows[member] in known}
-    every = in_rows(allowed, rows.__getitem__, claims)
-    assert in_rows(allowed, rows.__getitem__, some) == {member: every[member] for member in some}
-    assert every == {0: 10, 1: 1000, 2: 12, 3: 7, 4: 12}
-    assert list(every) == list(claims)
