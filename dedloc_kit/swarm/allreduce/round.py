@@ -167,8 +167,8 @@ class Round:
 
     @property
     def upload_rate(self) -> float | None:
-        """Bytes per second at which this peer's parts came to the reducers; if it has none, its averages to members."""
-        return (self.data.outbox.window.rate if self.entry.samples else self.data.meter.rate) or None
+        """Bytes per second at which this peer's parts came to the reducers; if none did, its averages to the members."""
+        return self.data.outbox.window.rate or self.data.meter.rate or None
 
     @property
     def differing(self) -> list[tuple[Entry, Entry]]:
