@@ -5,6 +5,7 @@ packet. A relay decides nothing and signs nothing: letters carry the signatures 
 or dies delays those below it by half the patience; then they ask the decider itself.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
@@ -38,6 +39,8 @@ _PULSES = 6
 """In the patience."""
 _BUNDLES = 60
 """In the patience, at most: so long a relay waits for more letters."""
+_BUNDLE_SECONDS = 0.25
+"""The same, however long the patience."""
 _TO_ALL = (Group, Prepare, Proposal, Decided, TooFew)
 _KINDS_TO_ALL = frozenset({kind.wire for kind in _TO_ALL} | {Certificate.wire})
 
@@ -45,7 +48,8 @@ _KINDS_TO_ALL = frozenset({kind.wire for kind in _TO_ALL} | {Certificate.wire})
 class Relay:
     """
     :ivar root: whom this member takes for the decider
-    :ivar group: once it is known
+    :ivar group: the last one that a maker has told
+    :ivar maker: whose group is awaited
     :ivar deadline: when it needs a tick
     """
 
@@ -69,7 +73,10 @@ class Relay:
         self._tree, self._ways = tree, Ways(tree, signer.peer, root)
         self._signer, self._verifier = signer, verifier
         self._before = self._scope = scope
-        self._patience, self._pulse, self._bundle = patience, patience / _PULSES, patience / _BUNDLES
+        self._patience, self._pulse = patience, patience / _PULSES
+        self._bundle = min(patience / _BUNDLES, _BUNDLE_SECONDS)
+        self.maker = root
+        self._makers, self._made_by = {root}, ""
         self._told: Content | None = None
         self._epoch = NO_EPOCH
         self._pieces = pieces or Pieces()
@@ -78,6 +85,8 @@ class Relay:
         self._seen: set[str] = set()
         self._spent: dict[PeerId, int] = {}
         """How many bytes of letters each author has had."""
+        self._came: Counter[PeerId] = Counter()
+        """How many letters of each author have come to this member as the root of this scope."""
         self._alive: set[int] = set()
         self._broken: set[int] = set()
         self._begin(now)
@@ -109,6 +118,15 @@ class Relay:
         return self._patience / 2 + self._pulse * len(self._tree.above(self.me, self.root))
 
     @property
+    def up(self) -> PeerId:
+        """To whom letters for the root go."""
+        return self._ways.up
+
+    def wait(self, until: float) -> None:
+        """Members begin one after the other: nothing of the root need come before."""
+        self._good = until
+
+    @property
     def neighbours(self) -> set[PeerId]:
         """To whom this member needs streams."""
         return {*self._ways.down(self.root), *(() if self._leads else (self._ways.up,))}
@@ -135,7 +153,7 @@ class Relay:
         """Tell all; a group to those who have come."""
         self._told = message
         if isinstance(message, Group):
-            self._enter(message, now)
+            self._enter(self.me, message, now)
         self.follow(self.me, now)
         found: list[Outcome] = []
         for each in write(self._scope, self.me, "", message, self.group, self._signer):
@@ -147,6 +165,21 @@ class Relay:
     def join(self, joining: Joining, now: float) -> list[Outcome]:
         """Bring this member's contribution to the root."""
         return [Delivered(self.me, joining)] if self._leads else self._write(self.root, joining, now)
+
+    def await_group(self, maker: PeerId, joining: Joining, now: float) -> list[Outcome]:
+        """Another member makes the group, or decides: those before it have failed. Join it, and ask for its group."""
+        self.maker = maker
+        self._makers.add(maker)
+        self.follow(maker, now)
+        found = self.join(joining, now)
+        return found if self._leads else [*found, *self._flush(now, asks=True)]
+
+    def greet(self, member: PeerId) -> list[Outcome]:
+        """A member has opened its stream to this one: if it is below, it gets what was told before."""
+        told = tuple(each for letters in self._log.values() for each in letters)
+        if not told or member not in self._ways.down(self.root):
+            return []
+        return [Post(member, Packet(scope=self._scope, root=self.root, letters=told))]
 
     def follow(self, root: PeerId, now: float) -> None:
         """Another decider, for the last one does nothing."""
@@ -160,13 +193,16 @@ class Relay:
             return [post for each in written for post in self._hand_down(each)]
         self.follow(to, now)
         found: list[Outcome] = []
-        for each in write(self._scope, to, to, message, self.group, self._signer):
+        scope = self._before if isinstance(message, Joining) else self._scope
+        for each in write(scope, to, to, message, self.group, self._signer):
             self._seen.add(each.digest)
             found += self._hand_up(each, now)
         return found
 
-    def _enter(self, group: Group, now: float) -> None:
-        self.group, self._scope = group, group.id
+    def _enter(self, maker: PeerId, group: Group, now: float) -> None:
+        self.group, self._scope, self._made_by = group, group.id, maker
+        self._log = {Group.wire: self._log.get(Group.wire, [])}
+        self._came.clear()
         self._begin(now)
 
     # Neighbours
@@ -181,11 +217,13 @@ class Relay:
             found += self._letter(source, each, now)
         if packet.root != self.root:
             return found
-        if packet.have is not None and packet.scope in (self._scope, self._before):
+        if packet.have is not None:
             self._ways.adopt(source)
+            have = frozenset(packet.have)
             told = (each for letters in self._log.values() for each in letters)
-            missing = tuple(each for each in told if each.digest not in packet.have)
-            found.append(Post(source, Packet(scope=self._scope, root=self.root, letters=missing)))
+            missing = tuple(each for each in told if each.digest not in have)
+            if missing:
+                found.append(Post(source, Packet(scope=self._scope, root=self.root, letters=missing)))
         if packet.scope == self._scope:
             if packet.pulse is not None:
                 found += self._take_pulse(source, packet.pulse, now)
@@ -198,6 +236,8 @@ class Relay:
         places, ends = self._tree.places, (each.author, each.to)
         if each.author not in places or each.root not in ends or each.root not in self._tree.relays:
             return [Forged(source, "a letter that nobody may write")]
+        if each.to == each.root not in (self.root, self.me):
+            return []  # its author sends it again, to the root itself
         spent = self._spent.get(each.author, 0) + MAX_BYTES // MAX_LETTERS + len(each.body)
         if spent > MAX_BYTES:
             return []
@@ -208,7 +248,8 @@ class Relay:
         self._seen.add(each.digest)
         self._spent[each.author] = spent
         if each.to == self.me:
-            self._up.count(each.author)
+            if each.root == self.me:
+                self._came[each.author] += 1
             return self._open(each, now)
         if each.to:
             return self._pass_on(each, now)
@@ -229,7 +270,9 @@ class Relay:
         if isinstance(message, Group):
             if message.id != each.scope or each.to:
                 return [Forged(each.author, "a group under another name")]
-            self._enter(message, now)
+            if message.id == self._scope:
+                return []
+            self._enter(each.author, message, now)
         if isinstance(message, (Prepare, Proposal)):
             self._follow_epoch(each.author, message.epoch, now)
         return [Delivered(each.author, message)]
@@ -240,20 +283,23 @@ class Relay:
             self.follow(author, now)
 
     def _in_scope(self, each: Letter) -> bool:
-        if each.scope == self._scope:
-            return True
-        return self.group is None and each.kind == Group.wire and each.author == self.root
+        """A maker that failed may have told some of its group: it counts where no other one is known."""
+        if each.kind == Joining.wire:
+            return each.scope == self._before
+        if each.kind != Group.wire or each.scope == self._scope:
+            return each.scope == self._scope
+        return each.author in self._makers if self.group is None else each.author == self.maker != self._made_by
 
     def _pass_on(self, each: Letter, now: float) -> list[Outcome]:
         if each.to == each.root:
-            return self._hand_up(each, now) if each.root == self.root else []
+            return self._hand_up(each, now)
         return [*self._hand_down(each)]
 
     def _keep(self, each: Letter) -> None:
         if each.kind == Prepare.wire:
             self._log.pop(Proposal.wire, None)
         told = self._log.setdefault(each.kind, [])
-        if told and told[0].whole != each.whole:
+        if told and (told[0].author, told[0].whole) != (each.author, each.whole):
             told.clear()
         told.append(each)
 
@@ -329,8 +375,8 @@ class Relay:
             return [Forged(source, str(error))]
         self._pulses = pulse.count
         self._up.told(dict(zip(self._tree.members, pulse.received, strict=False)))
-        if self._up.have_come(self.me, now - self._patience / 2):
-            self._good = now
+        come = self._up.have_come(self.me, now - self._patience / 2)
+        self._good = now if come else min(now, self._good)
         packet = Packet(scope=self._scope, root=self.root, pulse=pulse)
         below = self._ways.down(self.root)
         self._flush_at = min(self._flush_at, now + self._bundle)
@@ -353,7 +399,7 @@ class Relay:
 
     def _beat(self, now: float) -> list[Outcome]:
         self._pulse_at, self._pulses = now + self._pulse, self._pulses + 1
-        received = self._up.counts(self._tree.members)
+        received = tuple(self._came[member] for member in self._tree.members)
         pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received).signed(self._signer)
         packet = Packet(scope=self._scope, root=self.me, pulse=pulse)
         return [Post(peer, packet) for peer in self._ways.down(self.me)]
