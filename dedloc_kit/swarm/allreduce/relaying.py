@@ -101,6 +101,11 @@ class Relaying:
         packet = wire.read_packet(content)
         self._do(self._relay.receive(self._peers[member], packet, self._round.now()))
 
+    @property
+    def silent(self) -> float:
+        """Seconds in which nothing came of the first one in rank."""
+        return self._relay.silent(self._round.now())
+
     def opened(self, member: int) -> None:
         """A member has opened a stream to this peer."""
         self._do(self._relay.greet(self._peers[member]))
@@ -123,7 +128,7 @@ class Relaying:
     def _post(self, post: Post) -> None:
         """To one above this peer opens a stream; who is below has one, or gets what it missed once it has."""
         member, streams = self._places[post.to], self._round.streams
-        if post.to == self._relay.up and not streams.to(member):
+        if post.to in self._relay.above(post.packet.root) and not streams.to(member):
             streams.connect(member)
         for message in wire.packets(post.packet):
             streams.post(member, message)

@@ -216,7 +216,7 @@ class Round:
         if self.agreement.group is not None or self.over or self.forming.first(self.presence.failed) != self.me:
             return
         met, others = self.introductions.met, set(range(len(self.plan.members))) - {self.me}
-        if self.watching.starting and others - met.keys() - self.presence.lost:
+        if self.watching.gathering and others - met.keys() - self.presence.lost:
             return
         if not any(reducer in met for reducer in self.forming.order):
             self.finish(RoundFailed("no reducer came"))

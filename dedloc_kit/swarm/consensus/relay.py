@@ -96,7 +96,8 @@ class Relay:
         self._up = Upward()
         self._ways.start()
         self._pulses = 0
-        self._good = now
+        self._good = self._heard = now
+        """Until when all went well; when the root was heard of."""
         self._flush_at = inf
         self._pulse_at = now if self._leads else inf
 
@@ -117,14 +118,17 @@ class Relay:
         """Relays ask first, and those below them need not."""
         return self._patience / 2 + self._pulse * len(self._tree.above(self.me, self.root))
 
-    @property
-    def up(self) -> PeerId:
-        """To whom letters for the root go."""
-        return self._ways.up
+    def above(self, root: PeerId) -> tuple[PeerId, ...]:
+        """The relays above this member and the root: to these it opens streams, where it needs them."""
+        return self._tree.above(self.me, root)
+
+    def silent(self, now: float) -> float:
+        """Seconds in which nothing of the root came, through whomever."""
+        return 0.0 if self._leads else now - self._heard
 
     def wait(self, until: float) -> None:
         """Members begin one after the other: nothing of the root need come before."""
-        self._good = until
+        self._good = self._heard = until
 
     @property
     def neighbours(self) -> set[PeerId]:
@@ -217,6 +221,8 @@ class Relay:
             found += self._letter(source, each, now)
         if packet.root != self.root:
             return found
+        if self._tree.places[self.root] in packet.broken and source in self.above(self.root):
+            found += self._doubt(now)
         if packet.have is not None:
             self._ways.adopt(source)
             have = frozenset(packet.have)
@@ -236,8 +242,6 @@ class Relay:
         places, ends = self._tree.places, (each.author, each.to)
         if each.author not in places or each.root not in ends or each.root not in self._tree.relays:
             return [Forged(source, "a letter that nobody may write")]
-        if each.to == each.root not in (self.root, self.me):
-            return []  # its author sends it again, to the root itself
         spent = self._spent.get(each.author, 0) + MAX_BYTES // MAX_LETTERS + len(each.body)
         if spent > MAX_BYTES:
             return []
@@ -256,7 +260,7 @@ class Relay:
         if each.kind not in _KINDS_TO_ALL:
             return [Forged(each.author, "it tells all what is not for all")]
         if each.author == self.root:
-            self._good = now  # it comes piece by piece
+            self._good = self._heard = now  # it comes piece by piece
         self._keep(each)
         return [*(post for post in self._hand_down(each) if post.to != source), *self._open(each, now)]
 
@@ -292,6 +296,9 @@ class Relay:
 
     def _pass_on(self, each: Letter, now: float) -> list[Outcome]:
         if each.to == each.root:
+            if each.root != self.root:  # its author knows more than this member, or lies
+                packet = Packet(scope=each.scope, root=each.root, letters=(each,))
+                return [Post(self._ways.up_to(each.root), packet)]
             return self._hand_up(each, now)
         return [*self._hand_down(each)]
 
@@ -354,11 +361,24 @@ class Relay:
             return []
         was, below = ways.up, member in ways.adopted or ways.is_above(self.me, member)
         ways.pass_over(member)
+        if member == self.root:
+            return self._root_broke()
         if not below:
-            return self._ask(now) if was == member != self.root else []
+            return self._ask(now) if was == member else []
         self._broken.add(self._tree.places[member])
         self._flush_at = inf if self._leads else min(self._flush_at, now + self._bundle)
         return []
+
+    def _doubt(self, now: float) -> list[Outcome]:
+        """A relay above says that the root is gone, which may be a lie: look, and tell those below."""
+        if self._leads or self._ways.direct:
+            return []
+        self._ways.go_past_relays()
+        return [*self._ask(now), *self._root_broke()]
+
+    def _root_broke(self) -> list[Outcome]:
+        packet = Packet(scope=self._scope, root=self.root, broken=(self._tree.places[self.root],))
+        return [Post(peer, packet) for peer in self._ways.down(self.root)]
 
     def _ask(self, now: float) -> list[Outcome]:
         """Send all that is not known to have come up another way."""
@@ -376,7 +396,7 @@ class Relay:
         self._pulses = pulse.count
         self._up.told(dict(zip(self._tree.members, pulse.received, strict=False)))
         come = self._up.have_come(self.me, now - self._patience / 2)
-        self._good = now if come else min(now, self._good)
+        self._heard, self._good = now, now if come else min(now, self._good)
         packet = Packet(scope=self._scope, root=self.root, pulse=pulse)
         below = self._ways.down(self.root)
         self._flush_at = min(self._flush_at, now + self._bundle)
