@@ -101,6 +101,12 @@ class Relaying:
         packet = wire.read_packet(content)
         self._do(self._relay.receive(self._peers[member], packet, self._round.now()))
 
+    def follow(self, decider: str) -> None:
+        """This member is in an epoch of this one."""
+        if self._places[decider] not in self._round.presence.failed:
+            self._relay.follow(decider, self._round.now())
+            self._schedule()
+
     @property
     def silent(self) -> float:
         """Seconds in which nothing came of the first one in rank."""

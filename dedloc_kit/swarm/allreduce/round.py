@@ -322,6 +322,8 @@ class Round:
         useless = self.data.owing - set(reducers) - self.presence.failed
         self.presence.name(self.plan.members[reducer] for reducer in useless)
         self._connect(reducers)
+        if self.relaying is not None:
+            self.relaying.follow(epoch.decider)
         self.data.assign(epoch, reducers, self.presence.failed)
 
     def reduce(self, epoch: Epoch, entries: Sequence[Entry]) -> None:

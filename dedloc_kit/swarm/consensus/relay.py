@@ -29,7 +29,6 @@ from dedloc_kit.swarm.consensus.letters import (
     write,
 )
 from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Proposal, TooFew
-from dedloc_kit.swarm.consensus.records import NO_EPOCH, Epoch
 from dedloc_kit.swarm.consensus.signing import MAX_BYTES
 from dedloc_kit.swarm.consensus.tree import Tree, Ways
 from dedloc_kit.swarm.consensus.upward import Upward
@@ -78,7 +77,6 @@ class Relay:
         self.maker = root
         self._makers, self._made_by = {root}, ""
         self._told: Content | None = None
-        self._epoch = NO_EPOCH
         self._pieces = pieces or Pieces()
         self._log: dict[str, list[Letter]] = {}
         """What the root has told all last, by kind."""
@@ -86,20 +84,25 @@ class Relay:
         self._spent: dict[PeerId, int] = {}
         """How many bytes of letters each author has had."""
         self._came: Counter[PeerId] = Counter()
-        """How many letters of each author have come to this member as the root of this scope."""
+        """How many letters of each author have come to this member as the root."""
+        self._ups: dict[PeerId, Upward] = {}
+        """By root."""
         self._alive: set[int] = set()
         self._broken: set[int] = set()
         self._begin(now)
 
     def _begin(self, now: float) -> None:
-        """With another root, or for another scope, nothing is on its way up yet."""
-        self._up = Upward()
+        """With another root, or for another scope."""
         self._ways.start()
         self._pulses = 0
         self._good = self._heard = now
         """Until when all went well; when the root was heard of."""
-        self._flush_at = inf
+        self._flush_at = now + self._bundle if self._up.waits and not self._leads else inf
         self._pulse_at = now if self._leads else inf
+
+    @property
+    def _up(self) -> Upward:
+        return self._ups.setdefault(self.root, Upward())
 
     @property
     def root(self) -> PeerId:
@@ -195,18 +198,16 @@ class Relay:
         if isinstance(message, Proposal):  # of the decider, for one who asked
             written = write(self._scope, self.me, to, message, self.group, self._signer)
             return [post for each in written for post in self._hand_down(each)]
-        self.follow(to, now)
         found: list[Outcome] = []
         scope = self._before if isinstance(message, Joining) else self._scope
         for each in write(scope, to, to, message, self.group, self._signer):
             self._seen.add(each.digest)
-            found += self._hand_up(each, now)
+            found += self._pass_on(each, now)
         return found
 
     def _enter(self, maker: PeerId, group: Group, now: float) -> None:
         self.group, self._scope, self._made_by = group, group.id, maker
         self._log = {Group.wire: self._log.get(Group.wire, [])}
-        self._came.clear()
         self._begin(now)
 
     # Neighbours
@@ -220,6 +221,8 @@ class Relay:
         for each in packet.letters:
             found += self._letter(source, each, now)
         if packet.root != self.root:
+            if packet.root in self._ways.passed and packet.root in self._tree.places:
+                found += self._broke(packet.root, [source])
             return found
         if self._tree.places[self.root] in packet.broken and source in self.above(self.root):
             found += self._doubt(now)
@@ -277,14 +280,7 @@ class Relay:
             if message.id == self._scope:
                 return []
             self._enter(each.author, message, now)
-        if isinstance(message, (Prepare, Proposal)):
-            self._follow_epoch(each.author, message.epoch, now)
         return [Delivered(each.author, message)]
-
-    def _follow_epoch(self, author: PeerId, epoch: Epoch, now: float) -> None:
-        if epoch > self._epoch and author == epoch.decider:
-            self._epoch = epoch
-            self.follow(author, now)
 
     def _in_scope(self, each: Letter) -> bool:
         """A maker that failed may have told some of its group: it counts where no other one is known."""
@@ -296,7 +292,7 @@ class Relay:
 
     def _pass_on(self, each: Letter, now: float) -> list[Outcome]:
         if each.to == each.root:
-            if each.root != self.root:  # its author knows more than this member, or lies
+            if each.root != self.root:
                 packet = Packet(scope=each.scope, root=each.root, letters=(each,))
                 return [Post(self._ways.up_to(each.root), packet)]
             return self._hand_up(each, now)
@@ -362,7 +358,7 @@ class Relay:
         was, below = ways.up, member in ways.adopted or ways.is_above(self.me, member)
         ways.pass_over(member)
         if member == self.root:
-            return self._root_broke()
+            return self._broke(member, self._ways.down(member))
         if not below:
             return self._ask(now) if was == member else []
         self._broken.add(self._tree.places[member])
@@ -374,11 +370,11 @@ class Relay:
         if self._leads or self._ways.direct:
             return []
         self._ways.go_past_relays()
-        return [*self._ask(now), *self._root_broke()]
+        return [*self._ask(now), *self._broke(self.root, self._ways.down(self.root))]
 
-    def _root_broke(self) -> list[Outcome]:
-        packet = Packet(scope=self._scope, root=self.root, broken=(self._tree.places[self.root],))
-        return [Post(peer, packet) for peer in self._ways.down(self.root)]
+    def _broke(self, root: PeerId, members: Iterable[PeerId]) -> list[Outcome]:
+        packet = Packet(scope=self._scope, root=root, broken=(self._tree.places[root],))
+        return [Post(member, packet) for member in members]
 
     def _ask(self, now: float) -> list[Outcome]:
         """Send all that is not known to have come up another way."""
@@ -419,7 +415,7 @@ class Relay:
 
     def _beat(self, now: float) -> list[Outcome]:
         self._pulse_at, self._pulses = now + self._pulse, self._pulses + 1
-        received = tuple(self._came[member] for member in self._tree.members)
+        received = tuple(min(MAX_LETTERS, self._came[member]) for member in self._tree.members)
         pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received).signed(self._signer)
         packet = Packet(scope=self._scope, root=self.me, pulse=pulse)
         return [Post(peer, packet) for peer in self._ways.down(self.me)]

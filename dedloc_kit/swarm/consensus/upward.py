@@ -21,6 +21,11 @@ class Upward:
         self._waiting.append(letter)
         self._carried.setdefault(letter.author, []).append((now, letter))
 
+    @property
+    def waits(self) -> bool:
+        """Whether anything has come together for a packet."""
+        return bool(self._waiting)
+
     def take(self) -> tuple[Letter, ...]:
         """What has come together for a packet."""
         found, self._waiting = tuple(self._waiting), []
