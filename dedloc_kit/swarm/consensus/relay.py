@@ -94,7 +94,7 @@ class Relay:
     def _begin(self, now: float) -> None:
         """With another root, or for another scope."""
         self._ways.start()
-        self._pulses = 0
+        self._pulses = self._asked = 0
         self._good = self._heard = now
         """Until when all went well; when the root was heard of."""
         self._flush_at = now + self._bundle if self._up.waits and not self._leads else inf
@@ -118,8 +118,8 @@ class Relay:
 
     @property
     def _tolerance(self) -> float:
-        """Relays ask first, and those below them need not."""
-        return self._patience / 2 + self._pulse * len(self._tree.above(self.me, self.root))
+        """Relays ask first, and those below them need not. Who has asked in vain asks less often: lines may be full."""
+        return self._patience / 2 * (1 + self._asked) + self._pulse * len(self._tree.above(self.me, self.root))
 
     def above(self, root: PeerId) -> tuple[PeerId, ...]:
         """The relays above this member and the root: to these it opens streams, where it needs them."""
@@ -380,6 +380,7 @@ class Relay:
         """Send all that is not known to have come up another way."""
         self._up.again(self.me)
         self._good = now
+        self._asked += 1
         return self._flush(now, asks=True)
 
     def _take_pulse(self, source: PeerId, pulse: Pulse, now: float) -> list[Outcome]:
