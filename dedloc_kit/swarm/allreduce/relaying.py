@@ -73,6 +73,8 @@ class Relaying:
         )
         promised, entry = wire.read_introduction(round.introduction)
         self._joining = Joining(entry=entry, promised=promised)
+        self._silent: set[int] = set()
+        """Deciders that may be gone."""
         self._timer: asyncio.TimerHandle | None = None
 
     def _named(self, members: Sequence[int]) -> tuple[str, ...]:
@@ -104,6 +106,7 @@ class Relaying:
     def follow(self, decider: str) -> None:
         """This member is in an epoch of this one."""
         if self._places[decider] not in self._round.presence.failed:
+            self._silent.discard(self._places[decider])
             self._relay.follow(decider, self._round.now())
             self._schedule()
 
@@ -119,7 +122,22 @@ class Relaying:
     def failed(self, member: int) -> None:
         """Nothing comes from a member any more."""
         self._do(self._relay.failed(self._peers[member], self._round.now()))
-        first = self._round.forming.first(self._round.presence.failed)
+        self._turn()
+
+    def look(self) -> None:
+        """Turn to the next one in rank if the decider is silent: it may have opened an epoch."""
+        round, root = self._round, self._relay.root
+        if round.agreement.group is None or round.agreement.commit is not None:
+            return
+        if self._relay.silent(round.now()) > round.setting.patience.usual:
+            self._silent.add(self._places[root])
+            if self._silent >= set(round.forming.ranking) - round.presence.failed:
+                self._silent.clear()
+            self._turn()
+
+    def _turn(self) -> None:
+        """To the first in rank that lives."""
+        first = self._round.forming.first(self._round.presence.failed | self._silent)
         if first is not None and self._peers[first] != self._relay.maker:
             self._do(self._relay.await_group(self._peers[first], self._joining, self._round.now()))
 

@@ -110,6 +110,8 @@ class Watching:
         if agreement.participant is not None and self.now() >= agreement.participant.deadline:
             agreement.post(Tick())
         round.form_if_due()
+        if round.relaying is not None:
+            round.relaying.look()
         round.data.recovery.look(self._patience.usual)
         self._ask()
         unsure = agreement.group is None or agreement.commit is not None
