@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from benchmarks.lib.lines import Lines, SimulatedTime, Wire
 from dedloc_kit.learning.train.flat import SMALLEST_CHUNK, FlatLayout
-from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.encoding.codec import codec_of
 from dedloc_kit.swarm.allreduce.encoding.feedback import Coding, Feedback
@@ -16,6 +16,7 @@ from dedloc_kit.swarm.allreduce.parts import Sums
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
+from dedloc_kit.swarm.network.service import Stream
 from tests.swarm.allreduce.tapped import Tapped, check_one_step, kind_of
 
 SAMPLES = (3, 5, 4, 7, 2, 6, 8, 9, 4)
@@ -24,25 +25,38 @@ Lie = Callable[[Tapped, int, int, bytes], Sequence[bytes]]
 """What a liar sends in place of a message: itself and its receiver are given."""
 
 
-def a_party(compression: str = "4bit") -> Tapped:
+class Simulated(Tapped):
+    """On equal lines in simulated time."""
+
+    wires: Lines
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        return await self.wires.connect(me, number)
+
+
+def a_party(compression: str = "4bit") -> Simulated:
     torch.manual_seed(0)
     gradients = [torch.randn(100_000) for _ in SAMPLES]
-    return Tapped(gradients, SAMPLES, compression=compression, clients=1, row=3, patience=Patience(8.0, 8.0))
+    return Simulated(gradients, SAMPLES, compression=compression, clients=1, row=3, patience=Patience(8.0, 8.0))
 
 
-def meet(party: Tapped, liar: int, lie: Lie) -> list[object]:
-    async def tap(sender: int, receiver: int, message: bytes) -> Sequence[bytes]:
-        return lie(party, sender, receiver, message) if sender == liar else [message]
+def meet(party: Simulated, liar: int, lie: Lie) -> list[object]:
+    class Lying(Wire):
+        async def send(self, content: bytes | memoryview) -> None:
+            message = bytes(content)
+            for each in lie(party, self.me, self.other, message) if self.me == liar else [message]:
+                await super().send(each)
 
     async def run() -> list[object]:
-        party.tap = tap
         await party.begin()
-        async with asyncio.timeout(60.0):
-            await asyncio.wait([task for number, task in enumerate(party.tasks) if number != liar])
+        await asyncio.wait([task for number, task in enumerate(party.tasks) if number != liar])
         party.tasks[liar].cancel()
         return list(await party.end())
 
-    return in_own_loop(run())
+    simulated = SimulatedTime()
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1e7] * len(SAMPLES), wire=Lying)
+        return runner.run(run())
 
 
 def in_place_of_sums(change: Callable[[int, bytes, bytes], bytes]) -> Lie:
