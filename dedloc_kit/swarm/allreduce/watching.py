@@ -10,7 +10,6 @@ from dedloc_kit.swarm.allreduce.data_plane import DataPlane
 from dedloc_kit.swarm.allreduce.forming import Forming
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.presence import Presence
-from dedloc_kit.swarm.allreduce.relaying import Relaying
 from dedloc_kit.swarm.allreduce.streams import Patience, Streams
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.events import Heard, Tick
@@ -36,7 +35,6 @@ class Watched(Protocol):
     streams: Streams
     data: DataPlane
     agreement: Agreement
-    relaying: Relaying | None
 
     def lose(self, member: int, why: str, absence: Absence, *, blame: bool) -> None: ...
 
@@ -75,13 +73,6 @@ class Watching:
         """Whether members may still begin."""
         return self.now() - self._began < self._patience.start
 
-    @property
-    def gathering(self) -> bool:
-        """Whether whoever makes the group has to wait for entries: in a large group they are brought to it anew."""
-        round, now = self._round, self.now()
-        round.forming.look(round.presence.failed, now)
-        return self.starting or (round.relaying is not None and now - round.forming.since < self._patience.usual)
-
     async def run(self) -> None:
         """Until it is cancelled."""
         period, before = min(self._patience.usual / LOOKS, MAX_PERIOD), time.monotonic()
@@ -110,8 +101,6 @@ class Watching:
         if agreement.participant is not None and self.now() >= agreement.participant.deadline:
             agreement.post(Tick())
         round.form_if_due()
-        if round.relaying is not None:
-            round.relaying.look()
         round.data.recovery.look(self._patience.usual)
         self._ask()
         unsure = agreement.group is None or agreement.commit is not None
@@ -159,8 +148,5 @@ class Watching:
         since = max(self._began + self._patience.start, round.forming.since)
         share = FOR_OTHERS if self._left_out else FOR_GROUP
         late = self.now() - since > share * self._limit
-        silent = round.streams.silent(first)
-        if round.relaying is not None and not round.streams.to(first):
-            silent = round.relaying.silent
-        if late or silent > self._patience.usual:
+        if late or round.streams.silent(first) > self._patience.usual:
             round.fail(first, "makes no group", "fell silent", blame=False)
