@@ -167,7 +167,7 @@ class Round:
 
     @property
     def upload_rate(self) -> float | None:
-        """Bytes per second at which this peer's parts came to the reducers; if none did, its averages to the members."""
+        """Bytes per second at which this peer's parts came to the reducers; if none did, its averages to members."""
         return self.data.outbox.window.rate or self.data.meter.rate or None
 
     @property
