@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from benchmarks.lib.lines import Lines
 from benchmarks.lib.party import Party
 from dedloc_kit.swarm.allreduce import wire
 from dedloc_kit.swarm.allreduce.wire import Kind
@@ -42,6 +43,15 @@ class Tapped(Party):
     async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
         here, there = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
         return TappedStream(*here, self, me, number), TappedStream(*there, self, number, me)
+
+
+class Simulated(Tapped):
+    """On lines in simulated time."""
+
+    wires: Lines
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        return await self.wires.connect(me, number)
 
 
 def kind_of(message: bytes) -> Kind:

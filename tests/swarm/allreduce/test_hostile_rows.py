@@ -16,22 +16,12 @@ from dedloc_kit.swarm.allreduce.parts import Sums
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
-from dedloc_kit.swarm.network.service import Stream
-from tests.swarm.allreduce.tapped import Tapped, check_one_step, kind_of
+from tests.swarm.allreduce.tapped import Simulated, Tapped, check_one_step, kind_of
 
 SAMPLES = (3, 5, 4, 7, 2, 6, 8, 9, 4)
 CLIENT = 8
 Lie = Callable[[Tapped, int, int, bytes], Sequence[bytes]]
 """What a liar sends in place of a message: itself and its receiver are given."""
-
-
-class Simulated(Tapped):
-    """On equal lines in simulated time."""
-
-    wires: Lines
-
-    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
-        return await self.wires.connect(me, number)
 
 
 def a_party(compression: str = "4bit") -> Simulated:

@@ -7,22 +7,14 @@ import torch
 
 from benchmarks.lib.lines import Lines, SimulatedTime, Wire
 from dedloc_kit.swarm.allreduce.streams import Patience
-from dedloc_kit.swarm.network.service import Stream
-from tests.swarm.allreduce.tapped import Tapped
+from tests.swarm.allreduce.tapped import Simulated
 
 PATIENCE = Patience(2.0, 4.0)
 
 
-class Slow(Tapped):
-    wires: Lines
-
-    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
-        return await self.wires.connect(me, number)
-
-
 def test_nobody_is_taken_for_dead_while_its_parts_and_averages_are_on_their_way() -> None:
     torch.manual_seed(0)
-    party = Slow([torch.randn(700_000) for _ in range(5)], (3, 5, 4, 7, 2), compression="4bit", clients=1)
+    party = Simulated([torch.randn(700_000) for _ in range(5)], (3, 5, 4, 7, 2), compression="4bit", clients=1)
     party.patience = PATIENCE
     simulated = SimulatedTime()
     began = simulated.now
@@ -50,7 +42,7 @@ def test_whoever_is_done_first_takes_nothing_with_it_that_others_need(seed: int)
     count = chance.randint(2, 7)
     clients = chance.randint(0, count - 2)
     gradients = [torch.full((300_000,), float(number)) for number in range(count)]
-    party = Slow(
+    party = Simulated(
         gradients, [1] * count, count, "8bit", clients=clients, organizer=chance.choice([None, 0, 1]), seed=seed
     )
     party.patience = Patience(600.0, 600.0)
