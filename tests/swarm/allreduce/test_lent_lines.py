@@ -20,8 +20,7 @@ from dedloc_kit.swarm.allreduce.round import RoundFailed
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.window import Meter
 from dedloc_kit.swarm.allreduce.wire import Kind
-from tests.swarm.allreduce.tapped import Tap, check_one_step, kind_of
-from tests.swarm.allreduce.test_slow_lines import Slow
+from tests.swarm.allreduce.tapped import Simulated, Tap, check_one_step, kind_of
 
 COORDINATOR, LENDER = 0, 1
 SAMPLES = (0, 0, 5, 4, 3, 7, 2, 6)
@@ -30,10 +29,10 @@ RATES = (250_000.0, 1_000_000.0, *[300_000.0] * 6)
 SIZE = 700_000
 
 
-def meet(reducers: Sequence[float | None]) -> tuple[Slow, float, list[float | None]]:
+def meet(reducers: Sequence[float | None]) -> tuple[Simulated, float, list[float | None]]:
     """A round whose reducers are held to have these lines; how long it took, and what each line was found to be."""
     torch.manual_seed(0)
-    party = Slow([torch.randn(SIZE) for _ in SAMPLES], SAMPLES, compression="4bit", clients=6)
+    party = Simulated([torch.randn(SIZE) for _ in SAMPLES], SAMPLES, compression="4bit", clients=6)
     party.plan = Plan.of(party.plan.members, party.plan.layout, [*reducers, *[0.0] * 6])
     simulated = SimulatedTime()
     began = simulated.now
@@ -60,7 +59,7 @@ def test_work_goes_to_a_lent_line_as_it_is_measured_and_a_round_takes_less_time(
     assert gifts[1]["peer1"] == pytest.approx(2 * gifts[0]["peer1"] * again.plan.shares[LENDER], rel=0.1)
 
 
-def carried_in(party: Slow) -> dict[str, int]:
+def carried_in(party: Simulated) -> dict[str, int]:
     """What the lines of those carried who brought no samples, as the first member knows it."""
     member = party.members[0]
     lenders = [entry.peer for entry in member.present if not entry.samples]
@@ -78,7 +77,7 @@ def test_lines_that_are_alike_are_found_to_be_and_the_busiest_one_has_less_to_do
         reducers = 1 + lenders
         samples = (0,) * reducers + SAMPLES[2:]
         torch.manual_seed(0)
-        party = Slow([torch.randn(size) for _ in samples], samples, compression="4bit", clients=clients)
+        party = Simulated([torch.randn(size) for _ in samples], samples, compression="4bit", clients=clients)
         party.plan = Plan.of(party.plan.members, party.plan.layout, [1.0] * reducers + [0.0] * clients)
         party.limit = 600.0
         simulated = SimulatedTime()
@@ -93,10 +92,10 @@ def test_lines_that_are_alike_are_found_to_be_and_the_busiest_one_has_less_to_do
     assert busiest[2] / busiest[0] == pytest.approx((clients + 2) / (clients * 3), rel=0.05)
 
 
-def party_of(clients: int, samples: tuple[int, ...], size: int = SIZE) -> Slow:
+def party_of(clients: int, samples: tuple[int, ...], size: int = SIZE) -> Simulated:
     torch.manual_seed(0)
     gradients = [torch.randn(size) for _ in samples]
-    party = Slow(gradients, samples, compression="4bit", clients=clients, organizer=COORDINATOR)
+    party = Simulated(gradients, samples, compression="4bit", clients=clients, organizer=COORDINATOR)
     party.patience = Patience(2.0, 4.0)
     return party
 
@@ -205,7 +204,7 @@ def test_a_round_ends_without_a_lender_that_gives_nothing_what_is_old_or_too_muc
     torch.manual_seed(0)
     samples = (0, 0, 5, 4, 3)
     gradients = [torch.randn(SIZE // 4) for _ in samples]
-    party = Slow(gradients, samples, compression=compression, clients=2, organizer=COORDINATOR)
+    party = Simulated(gradients, samples, compression=compression, clients=2, organizer=COORDINATOR)
     party.patience = Patience(2.0, 4.0)
     simulated = SimulatedTime()
 
