@@ -92,8 +92,13 @@ class Branch:
 
     # Where it begins
 
-    async def open(self, link: str) -> Head | None:
-        """For the coordinator: the chain on disk up to this link; None if it does not have that."""
+    async def open(self, link: str, state: str) -> Head | None:
+        """For the coordinator: the chain on disk up to this link, and a reset there that was signed for this state.
+
+        :param state: the digest of the state at that link
+
+        None if the disk has no such link.
+        """
         nothing = self._first_reset(0, 1, "", "0" * 64, Voter(self._me, 1))
         store = await ChainStore.open(self.world.disk, nothing, PART, self.organizer, self.world.verifier)
         if store.head.previous == nothing.link:
@@ -102,6 +107,7 @@ class Branch:
         if link not in store.chain:
             return None
         store.restart(*store.anchor_at(link))
+        self._state = state
         return await self._have(store)
 
     async def begin(self, step: int, link: str, state: str) -> Head:

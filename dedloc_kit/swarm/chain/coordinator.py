@@ -82,7 +82,10 @@ class Coordinator:
         self._signing = asyncio.Lock()
 
     async def resume(self) -> None:
-        """Take the reset that was signed last in the parts that lack it, if a crash came between."""
+        """Take the reset that was signed last in the parts that lack it, if a crash came between.
+
+        A part that does not hold the state of it stays where it is: a later reset has a higher term.
+        """
         try:
             content = await files.read(self._disk, _FILE)
             if content is None:
@@ -95,8 +98,16 @@ class Coordinator:
             _log.warning("The reset on disk cannot be used: %s.", error)
             return
         lacking = {part: end for part, end in ends.items() if reset.link not in self._store(part).chain}
-        if lacking and self._may_take(reset, lacking):
+        if lacking and self._may_take(reset, lacking) and await self._holds(reset, lacking):
             await self._take(reset, lacking)
+
+    async def _holds(self, reset: Reset, ends: Mapping[str, Branch]) -> bool:
+        """Whether the state that a reset names is to be had for each of these parts."""
+        try:
+            states = {part: await self._callbacks.state(part, end) for part, end in ends.items()}
+        except (OSError, LookupError):
+            return False
+        return all(reset.of(part).state == state for part, state in states.items())
 
     # What it is told
 

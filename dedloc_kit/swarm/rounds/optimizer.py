@@ -63,7 +63,7 @@ IDLING = (
 )
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
-Agree = Callable[[bool], int | None]
+Agree = Callable[[bool, int], int | None]
 """With which step to go back: see `Together.agree`."""
 
 _log = logging.getLogger(__name__)
@@ -478,8 +478,12 @@ class CollaborativeOptimizer:
         return heard and settled and not self._catch_up.behind() and self.step < self.last_step
 
     def _went_back(self, found: Found, rate: float, after: int, agree: Agree) -> bool:
-        """Go back, if it is time to."""
-        step = None if self.rounds.begun else agree(self._newest_known())
+        """Go back, if it is time to; not again if that was done before a restart, as the others have proven."""
+        if self.state.rewound > after:
+            agree(True, self.state.rewound)
+            self._going_back = None
+            return False
+        step = None if self.rounds.begun else agree(self._newest_known(), 0)
         if step is None:
             return False
         self.rounds.call_off()  # a group that gathers for a batch may do so for ever

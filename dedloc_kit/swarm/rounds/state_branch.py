@@ -87,7 +87,7 @@ class StateBranch:
         link = self._state.round
         if len(link) not in (0, LINK_LENGTH):  # of a run before there was a chain
             link = hashlib.sha256(link.encode()).hexdigest()
-        if (head := self._host.call(Branch.open, link).result()) is not None:
+        if (head := self._host.call(Branch.open, link, self.digest).result()) is not None:
             self._move(head)
             return
         self._move(self._host.call(Branch.begin, self._state.step, link, self.digest).result())

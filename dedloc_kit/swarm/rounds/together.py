@@ -20,13 +20,16 @@ class Together:
         self._able = [False] * parts
         self._step: int | None = None
 
-    def agree(self, part: int, able: bool) -> int | None:
+    def agree(self, part: int, able: bool, done: int = 0) -> int | None:
         """The step with which all go back; none while one of them cannot.
 
         :param able: whether this part could go back now
+        :param done: the step with which it has gone back already; 0: with none
         """
         with self._lock:
             self._able[part] = able
+            if self._step is None and done:
+                self._step = done
             if self._step is None and all(self._able):
                 self._step = max(self._after, self._newest()) + 1 + BEYOND * (len(self._able) > 1)
             return self._step

@@ -53,10 +53,10 @@ class Chains:
         self.organizer, self._runner = organizer, runner
         self._world = in_memory.World(1)
 
-    def host(self, run: RunConfig, signer: Signer) -> Any:
+    def host(self, run: RunConfig, signer: Signer, disk: in_memory.MemoryDisk | None = None) -> Any:
         """As `network.host.Host`, with a branch."""
         network = in_memory.MemoryNetwork(self._world, signer.peer)
-        clock, disk = in_memory.MemoryClock(), in_memory.MemoryDisk()
+        clock, disk = in_memory.MemoryClock(), disk or in_memory.MemoryDisk()
         world = World(network, clock, disk, self._world.random, KeySigner(signer), KeyVerifier())
         branch = Branch(run.run_id, self.organizer.peer, world, ResetOptions(run.global_batch))
         self._runner.run(branch.serve())
@@ -66,10 +66,16 @@ class Chains:
         """In virtual time."""
         self._runner.run(asyncio.sleep(seconds))
 
-    def branch(self, state: TrainingState | NoState, signer: Signer, tracker: Any = None) -> StateBranch:
+    def branch(
+        self,
+        state: TrainingState | NoState,
+        signer: Signer,
+        tracker: Any = None,
+        disk: in_memory.MemoryDisk | None = None,
+    ) -> StateBranch:
         """:param tracker: of a peer that hears others"""
         tracker = tracker or SimpleNamespace(belief=belief(signer.peer, self.organizer.peer), others=dict)
-        return StateBranch(self.host(state.run, signer), state, tracker, signer, claimed)
+        return StateBranch(self.host(state.run, signer, disk), state, tracker, signer, claimed)
 
 
 class _Host:
@@ -105,12 +111,13 @@ class Coordinator:
         run: RunConfig,
         model: torch.nn.Module | None = None,
         checkpoint: tuple[dict[str, torch.Tensor], StateInfo] | None = None,
+        disk: in_memory.MemoryDisk | None = None,
     ) -> None:
-        """:param checkpoint: with which it begins, without its chain"""
+        """:param checkpoint: with which it begins; :param disk: with its chain, if it has one"""
         self.run, self.signer, self.state = run, among.organizer, a_state(run, model)
         if checkpoint is not None:
             self.state.load_named(*checkpoint)
-        self._among, self.branch = among, among.branch(self.state, self.signer)
+        self._among, self.branch = among, among.branch(self.state, self.signer, disk=disk)
         self.kept = list[RecentAverage]()
         self.branch.begin()
 

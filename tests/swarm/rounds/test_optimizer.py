@@ -21,7 +21,7 @@ from dedloc_kit.learning.train.optim.lamb import Lamb
 from dedloc_kit.learning.train.state.replica import Replica
 from dedloc_kit.learning.train.state.state import TrainingState
 from dedloc_kit.records.progress import Progress
-from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut
+from dedloc_kit.records.steps import Contribution, GlobalStep, LeftOut, Receipt
 from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.entries import new_entry, piece_of
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -387,6 +387,18 @@ def test_that_somebody_did_not_come_is_told_of_who_gave_to_the_step_before_and_n
     me.compute_until_ahead()
     me.end_round("complete", me.peer, absent={"QmGave": "did not come", "QmFollowed": "did not come"})
     assert [step.left_out for step in told] == [None, LeftOut(count=1, some={"QmGave": "did not come"})]
+
+
+def test_an_order_to_go_back_that_was_done_before_a_restart_is_not_done_again(tmp_path: Path) -> None:
+    """The others have gone back; the organizer's peer, with an older checkpoint, has learned of it from them."""
+    me = Volunteer(tmp_path)
+    state = me.optimizer.state
+    earlier = state.copy()
+    me.optimizer.go_back(earlier, 0.5, 3)
+    state.go_back(*earlier, Receipt(step=4, round="4" * 64, time=1.0, seconds=0.0, record=b""), 0.5)
+    me.optimizer.boundary()
+    assert not me.optimizer.goes_back
+    assert (state.step, state.rate) == (4, 0.5)
 
 
 @pytest.mark.parametrize(("voters", "begins"), [(1, True), (3, False)])

@@ -20,3 +20,10 @@ def test_all_parts_go_back_with_one_step_that_nobody_has_come_to_as_soon_as_all_
     assert together.agree(0, able=True) == 18 + 1 + BEYOND
     steps[1] = 19
     assert together.agree(1, able=False) == 18 + 1 + BEYOND, "it is agreed"
+
+
+def test_where_a_part_has_gone_back_already_the_others_follow_with_its_step() -> None:
+    together = Together(2, lambda: 18, parts=3)
+    assert together.agree(0, able=False) is None
+    assert together.agree(1, able=True, done=29) == 29
+    assert together.agree(0, able=False) == together.agree(2, able=True) == 29
