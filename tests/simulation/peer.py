@@ -221,7 +221,7 @@ class Process:
 
     def _offered(self, left: Left, now: float) -> None:
         self.left_averages.update(left.averages)
-        self.choice.offer(left.records, now)
+        self.choice.offer(self.chain, left.records, now)
 
     def _moved(self, now: float) -> None:
         """A new head: another instance of Paxos."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from dedloc_kit.swarm.chain import files
 from dedloc_kit.swarm.chain.anchor import Anchor
 from dedloc_kit.swarm.chain.coordinator import Coordinator, Part
-from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, ask_records, say_goodbye
+from dedloc_kit.swarm.chain.follow import BadAnswer, NothingInCommon, ask_records, offer, say_goodbye
 from dedloc_kit.swarm.chain.messages import RecordsAfter
 from dedloc_kit.swarm.chain.service import ChainService
 from dedloc_kit.swarm.chain.store import ChainStore
@@ -80,8 +80,9 @@ class Branch:
         self._accepted: tuple[str, tuple[bytes, ...]] = ("", ())
         self._options = options
         self._coordinator: Coordinator | None = None
-        self._state = ""
-        """The digest of the state at the head."""
+        self._held = ("", "")
+        """A link, and the digest of the state there that this peer has."""
+        self._wanted: End | None = None
         self._highest_term = -1
         self._round_now: Callable[[], Participant | None] = lambda: None
 
@@ -107,7 +108,7 @@ class Branch:
         if link not in store.chain:
             return None
         store.restart(*store.anchor_at(link))
-        self._state = state
+        self._held = link, state
         return await self._have(store)
 
     async def begin(self, step: int, link: str, state: str) -> Head:
@@ -206,6 +207,14 @@ class Branch:
             _log.warning("the steps of %s are not followed: %s", peer, error)
             raise OSError(str(error)) from None
 
+    async def offer(self, link: str) -> None:
+        """Offer the coordinator what this branch has after a link, before this peer leaves it. Raises OSError."""
+        left = self._store.chain.since(link)
+        try:
+            await offer(self.world.network, self.world.clock, self.organizer, self._store, left)
+        except BadAnswer as error:
+            raise OSError(str(error)) from None
+
     # The vote
 
     def vote(self, instance: Instance) -> Vote:
@@ -272,18 +281,32 @@ class Branch:
             raise ValueError("this peer has no head yet")
         return self._coordinator
 
-    async def look(self, positions: Mapping[str, Position], state: str) -> Head | None:
-        """Sign a reset if the electorate is gone; None if that is not so.
+    async def look(self, positions: Mapping[str, Position], state: str) -> Head | End | None:
+        """Sign a reset if the electorate is gone, and return the head; None if that is not so.
+
+        If others have left a better branch it is returned: the state at its end is to be fetched for `choose`.
 
         :param positions: of the other peers, as they tell them
         :param state: the digest of the state at the head
         """
-        self._state = state
+        self._held, self._wanted = (self._store.head.previous, state), None
         for peer, position in positions.items():
             self._leading.heard(PART, peer, position)
         round_now = self._round_now()
         rounds = {} if round_now is None else {PART: round_now}
-        return None if await self._leading.tick(rounds) is None else self.head
+        return self._wanted if await self._leading.tick(rounds) is None else self.head
+
+    async def choose(self, end: End, state: str) -> Head:
+        """Sign a reset at the end of a branch that others have left.
+
+        :param state: the digest of the state there, which has been fetched
+
+        Raises ValueError if the branch is not better any more, OSError if the disk fails.
+        """
+        self._held = end.records[-1].link, state
+        if await self._leading.choose({PART: end}) is None:
+            raise ValueError("the branch that others have left is not better any more")
+        return self.head
 
     async def take_over(self, state: str, step: int, rate: float) -> Head:
         """Sign a person's reset: another state stands for the steps before this one.
@@ -292,15 +315,17 @@ class Branch:
 
         Raises ValueError if that is not possible now, OSError if the disk fails.
         """
-        self._state = state
+        self._held = self._store.head.previous, state
         await self._leading.take_over(step, rate)
         return self.head
 
     async def state(self, part: str, end: End, /) -> str:
-        """The digest of the state at the end of a branch; raises LookupError if that is not here."""
-        if end.records or end.base != self._store.head.previous:
-            raise LookupError("the state at the end of a branch that others took is not here")
-        return self._state
+        """The digest of the state at the end of a branch; raises LookupError if that is to be fetched first."""
+        link, digest = self._held
+        if link != (end.records[-1].link if end.records else end.base):
+            self._wanted = end if end.records else None
+            raise LookupError("the state at the end of a branch is not here")
+        return digest
 
     def tell(self, reset: Reset, /) -> None:
         """The training asks for the head."""

@@ -21,6 +21,7 @@ from dedloc_kit.swarm.consensus.resets import (
     Position,
     ResetOptions,
     new_reset,
+    samples_gained,
 )
 from dedloc_kit.swarm.p2p.seams import Clock, Disk, Signer, Verifier
 
@@ -145,7 +146,7 @@ class Coordinator:
         if not chain.is_valid_after(*parting):
             raise ValueError("records that are not valid")
         self._offers |= {(part, peer), (part, records[-1].link)}
-        self._choices[part].offer(records, self._clock.now())
+        self._choices[part].offer(chain, records, self._clock.now())
 
     def knows(self, part: str, head: str) -> bool:
         """Whether the branch that ends with this link has been offered already."""
@@ -185,6 +186,14 @@ class Coordinator:
             self._heads[part] = head.previous
             watch.moved(now)
         return watch.tick(each.store.chain, each.votes.voter(head), round_now, now)
+
+    async def choose(self, ends: Mapping[str, Branch]) -> Reset | None:
+        """Go on from the ends of branches that others have left; None if these have not more samples any more.
+
+        Raises as `rollback`.
+        """
+        gained = sum(samples_gained(self._store(part).chain, branch.records) for part, branch in ends.items())
+        return await self._sign(ends) if gained > 0 else None
 
     async def rollback(self, step: int, rate: float = 1.0) -> Reset:
         """As a person chose: all parts go back to this step.

@@ -12,8 +12,6 @@ from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import NO_VOTE, Goodbye, PartReset, Reset, Voter
 
 LAST_ROUNDS = 16
-MAX_OFFERS = 64
-"""Branches that are collected for one choice."""
 
 
 @dataclass(frozen=True)
@@ -148,37 +146,42 @@ class ElectorateWatch:
 
 
 class BranchChoice:
-    """Collects branches that peers left for this one; chooses one that has more samples since the parting."""
+    """Collects branches that peers left for this one; chooses one that has more samples since the parting.
+
+    Only the one with most samples is kept.
+    """
 
     def __init__(self, options: ResetOptions) -> None:
         self._options = options
-        self._offers: list[tuple[ChainRecord, ...]] = []
+        self._best: tuple[ChainRecord, ...] = ()
         self.deadline = inf
 
-    def offer(self, records: tuple[ChainRecord, ...], now: float) -> None:
-        """What a peer has left; nothing of it is believed yet."""
-        if len(self._offers) < MAX_OFFERS:
-            self._offers.append(records)
+    def offer(self, chain: Chain, records: tuple[ChainRecord, ...], now: float) -> None:
+        """What a peer has left; nothing of it is believed before it is found valid."""
+        parting, least = chain.parting(records), max(0, samples_gained(chain, self._best))
+        if parting is not None and samples_gained(chain, records) > least and chain.is_valid_after(*parting):
+            self._best = records
         self.deadline = min(self.deadline, now + self._options.collect)
 
     def choose(self, chain: Chain, now: float) -> Branch | None:
         """Of what was collected; never across a reset that a person chose."""
         if now < self.deadline:
             return None
-        offers, self._offers, self.deadline = self._offers, [], inf
-        best, most = None, 0
-        for offer in offers:
-            parting = chain.parting(offer)
-            if parting is None:
-                continue
-            base, records = parting
-            mine = chain.since(base)
-            if any(isinstance(record, Reset) and record.chosen for record in mine):
-                continue
-            more = samples_of(records) - samples_of(mine)
-            if more > most and chain.is_valid_after(base, records):
-                best, most = Branch(base, records), more
-        return best
+        best, self._best, self.deadline = self._best, (), inf
+        parting = chain.parting(best)
+        return Branch(*parting) if parting is not None and samples_gained(chain, best) > 0 else None
+
+
+def samples_gained(chain: Chain, records: Sequence[ChainRecord]) -> int:
+    """Samples that another branch has more than this one since they part; negative where a person chose this one."""
+    parting = chain.parting(records)
+    if parting is None:
+        return 0
+    base, rest = parting
+    mine = chain.since(base)
+    if any(isinstance(record, Reset) and record.chosen for record in mine):
+        return -1
+    return samples_of(rest) - samples_of(mine)
 
 
 def new_reset(

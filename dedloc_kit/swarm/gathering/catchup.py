@@ -168,7 +168,7 @@ class CatchUp:
 
     def _go_on(self, in_round: bool, now: float) -> list[Effect]:
         if self._proven:
-            rest = _after(self._chain, self._proven)
+            rest = self._rest()
             if len(rest) < len(self._proven) or not rest:
                 self._proven, self._taking = rest, False
             if rest and not self._taking:
@@ -235,6 +235,11 @@ class CatchUp:
         self._proven, self._taking = rest, False
         return self._take(now)
 
+    def _rest(self) -> tuple[ChainRecord, ...]:
+        """What is left to take of what was proven; nothing if the chain has gone a better way meanwhile."""
+        found = self._chain.parting(self._proven)
+        return found[1] if found is not None and self._rank_after(*found) > self._chain.rank else ()
+
     def _rank_after(self, base: str, records: Sequence[ChainRecord]) -> Rank:
         term = self._chain.at(base).term
         for record in records:
@@ -275,9 +280,3 @@ class CatchUp:
 def _takes_over(record: ChainRecord) -> bool:
     """Whether a person has chosen another state for this step."""
     return isinstance(record, Reset) and record.chosen
-
-
-def _after(chain: Chain, records: tuple[ChainRecord, ...]) -> tuple[ChainRecord, ...]:
-    """What is left to take of records that were proven; none if the chain has gone another way meanwhile."""
-    found = chain.parting(records)
-    return found[1] if found is not None else ()

@@ -29,6 +29,8 @@ from dedloc_kit.swarm.rounds.stored import StoredCopies
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
+KEPT_LOOKS, KEPT_PAUSE = 15, 2.0
+"""So often, and so many seconds apart, a peer asks whether the coordinator goes on from what it has offered."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class CatchUp:
         state_bucket = state.run.averaging.state_bucket
         bucket = None if state_bucket is None else Bucket(state_bucket, state.run_id)
         self._stored = StoredCopies(bucket, tracker, stop, on_loading)
+        self._offered = ""
+        """The head of the branch that was offered last."""
         self._loader = StateLoader(state, exchange, tracker, branch, self._stored, client, stop, on_loading)
 
     def behind(self) -> bool:
@@ -67,9 +71,13 @@ class CatchUp:
         """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
         missed = list[MissedStep]()
         while not self._stop.is_set() and (due := self._due()) is not None:
-            taken = self._take(due.record, due.holders) if isinstance(due, TakeRecord) else self._replace_state(due)
+            if isinstance(due, TakeRecord):
+                taken = self._take(due.record, due.holders)
+            elif (taken := self._offer(due)) is None:
+                taken = self._replace_state(due)
             missed += taken or []
             if taken is None:
+                self._branch.stay()
                 self._following.failed()
                 if not isinstance(due, TakeRecord):
                     break
@@ -78,6 +86,8 @@ class CatchUp:
         return missed
 
     def _due(self) -> TakeRecord | TakeState | TooFarBehind | None:
+        if self._branch.better:
+            return TakeState(self._branch.better, ())
         due = self._following.due()
         if due is None and self._branch.anew and self._newest().step > self._state.step:
             return TooFarBehind(self._branch.peer)  # others have gone on with the chain that this peer has lost
@@ -182,6 +192,28 @@ class CatchUp:
             return None
 
     # The whole state
+
+    def _offer(self, due: TakeState | TooFarBehind) -> list[MissedStep] | None:
+        """Offer the coordinator the branch that this peer is to leave, and keep its state until that may be fetched.
+
+        Returns what leads on from there; None if the coordinator has not chosen it, or could not.
+        """
+        left, base = self._state.round, self._branch.to_offer(due.records) if isinstance(due, TakeState) else None
+        if base is None or left == self._offered:
+            return None
+        self._offered = left
+        _log.warning("others go on without the last steps, whose samples are more: the coordinator is to choose them")
+        try:
+            self._branch.offer(base).result()
+            for _ in range(KEPT_LOOKS):
+                records = self._branch.ask(self._tracker.belief.organizer).result()
+                if records and self._branch.end.previous_of(records[0]) == left:
+                    return self._take(records[0], ())
+                if self._stop.wait(KEPT_PAUSE):
+                    break
+        except OSError as error:
+            _log.warning("the coordinator cannot be asked: %s", error)
+        return None
 
     def _replace_state(self, due: TakeState | TooFarBehind | None = None) -> list[MissedStep] | None:
         """Take another state in place of ours; None if that did not succeed.

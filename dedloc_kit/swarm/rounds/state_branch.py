@@ -20,8 +20,9 @@ from dedloc_kit.swarm.chain.messages import RecordsAfter
 from dedloc_kit.swarm.consensus.chain import Chain, ChainRecord
 from dedloc_kit.swarm.consensus.electorate import Electorate
 from dedloc_kit.swarm.consensus.instance import Instance, Term
-from dedloc_kit.swarm.consensus.records import Commit, Voter
-from dedloc_kit.swarm.consensus.resets import Position
+from dedloc_kit.swarm.consensus.records import Commit, Reset, Voter
+from dedloc_kit.swarm.consensus.resets import Branch as End
+from dedloc_kit.swarm.consensus.resets import Position, samples_gained
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.identity import Signer
@@ -60,6 +61,7 @@ class StateBranch:
         self._taken: tuple[ChainRecord, ...] = ()
         self._told = ""
         self._waits_since = math.inf
+        self._better: End | None = None
 
     @property
     def head(self) -> Head | None:
@@ -99,12 +101,22 @@ class StateBranch:
 
     def at(self, info: StateInfo, anchor: bytes) -> Head:
         """The head of a state that is about to be taken over; raises ValueError if the anchor is not one of it."""
+        if self._better is not None:
+            return self._choose(self._better, info)
         return self._load(anchor, info.step, info.rounds[-1] if info.rounds else "")
 
     def _load(self, anchor: bytes, step: int, link: str | None) -> Head:
         if not isinstance(anchor, bytes):
             raise ValueError("an anchor is not bytes")
         return self._host.call(Branch.load, anchor, step, link).result()
+
+    def _choose(self, end: End, info: StateInfo) -> Head:
+        if info.rounds[-1:] != (end.records[-1].link,):
+            raise ValueError("it is not the state of the branch that others have left")
+        try:
+            return self._host.call(Branch.choose, end, _digest_of(info)).result()
+        except OSError as error:
+            raise ValueError(str(error)) from None
 
     def decay_in(self, contributions: Mapping[str, Contribution]) -> int:
         """Over how many steps the learning rate falls from the step with these contributions on; 0: it does not."""
@@ -131,8 +143,7 @@ class StateBranch:
 
         Raises ValueError if a step was taken meanwhile, OSError if the disk fails.
         """
-        state = hashlib.sha256(f"{info.run_id} {info.step} {info.rounds} {rate}".encode()).hexdigest()
-        return self._host.call(Branch.take_over, state, step + 1, rate).result()
+        return self._host.call(Branch.take_over, _digest_of(info, rate), step + 1, rate).result()
 
     def ask(self, peer: str) -> Future[tuple[ChainRecord, ...] | None]:
         """Ask another peer for what follows on its branch; as `Branch.ask`."""
@@ -140,12 +151,23 @@ class StateBranch:
         question = RecordsAfter(part=PART, known=self.end.locator(), term=head.term, step=head.step)
         return self._host.call(Branch.ask, peer, question)
 
+    def to_offer(self, records: Sequence[ChainRecord]) -> str | None:
+        """Where another branch has left this one, if this one has more samples since then, and no person chose that."""
+        parting = self.end.parting(records)
+        if parting is None or any(isinstance(record, Reset) and record.chosen for record in parting[1]):
+            return None
+        return parting[0] if samples_gained(self.end, records) < 0 else None
+
+    def offer(self, link: str) -> Future[None]:
+        """As `Branch.offer`."""
+        return self._host.call(Branch.offer, link)
+
     def moved(self, head: Head) -> None:
         """The state has followed."""
         self._move(head)
 
     def look(self, others: Mapping[str, Progress]) -> bool:
-        """Of the organizer's peer: sign a reset if the electorate is gone; whether it did."""
+        """Of the organizer's peer: sign a reset if the electorate is gone; whether it did. Sets `better`."""
         if self._head is None:
             return False
         positions = {
@@ -153,11 +175,21 @@ class StateBranch:
             for peer, told in others.items()
         }
         head = self._host.call(Branch.look, positions, self.digest).result()
-        if head is None:
+        self._better = head if isinstance(head, End) else None
+        if not isinstance(head, Head):
             return False
         _log.warning("voters of the last step are gone: the run goes on without them from step %d", self._state.step)
         self._move(head)
         return True
+
+    @property
+    def better(self) -> tuple[ChainRecord, ...]:
+        """Of the organizer's peer: what others have left, and it is to go to, if there is something."""
+        return () if self._better is None else self._better.records
+
+    def stay(self) -> None:
+        """The state at the end of what is better could not be had."""
+        self._better = None
 
     def leave(self) -> None:
         """Vote no more."""
@@ -187,7 +219,7 @@ class StateBranch:
 
     def _move(self, head: Head) -> None:
         instance, taken = head.instance, self._taken
-        self._head, self._taken, self.anew = head, (), False
+        self._head, self._taken, self._better, self.anew = head, (), None, False
         self._state.go_on_from(instance.previous, head.anchor)
         if len(taken) == 1 and self.end.previous_of(taken[0]) == self.end.head.previous:
             self.end.append(taken[0], instance)
@@ -206,3 +238,8 @@ class StateBranch:
     def _weigh(self, step: int, electorate: Electorate) -> None:
         weights = {voter.peer: weight for voter, weight in electorate.weights.items()}
         self._belief.took(step, float(get_dht_time()), weights)
+
+
+def _digest_of(info: StateInfo, rate: float = 1.0) -> str:
+    """Of a state that is to be taken over. :param rate: a factor of its learning rate"""
+    return hashlib.sha256(f"{info.run_id} {info.step} {info.rounds} {rate}".encode()).hexdigest()

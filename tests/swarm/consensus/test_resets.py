@@ -108,8 +108,8 @@ def test_of_branches_that_parted_the_one_with_more_samples_is_chosen() -> None:
     made = chain([old[0], reset(chain(old[:1]).head, 1)])
     choice = BranchChoice(OPTIONS)
     assert choice.choose(made, 100.0) is None
-    choice.offer(tuple(old[1:]), 10.0)
-    choice.offer(tuple(old[1:2]), 11.0)
+    choice.offer(made, tuple(old[1:]), 10.0)
+    choice.offer(made, tuple(old[1:2]), 11.0)
     assert choice.choose(made, 12.9) is None
     branch = choice.choose(made, 13.0)
     assert branch == Branch(old[0].link, tuple(old[1:]))
@@ -125,11 +125,11 @@ def test_a_branch_with_fewer_samples_or_that_a_person_left_is_not_chosen() -> No
     longer = reset(start, 1)
     made = chain([longer, *commits(3, start.after(longer, VERIFIER))])
     choice = BranchChoice(OPTIONS)
-    choice.offer(tuple(old), 0.0)
+    choice.offer(made, tuple(old), 0.0)
     assert choice.choose(made, 3.0) is None
     chosen = chain([reset(GENESIS, 1, chosen=True)])
-    choice.offer(tuple(old), 0.0)
+    choice.offer(chosen, tuple(old), 0.0)
     assert choice.choose(chosen, 3.0) is None
     forged = (old[0], Reset.changed(longer, term=9))
-    choice.offer(forged, 0.0)
+    choice.offer(chain([longer]), forged, 0.0)
     assert choice.choose(chain([longer]), 3.0) is None

@@ -102,6 +102,14 @@ def a_state(run: RunConfig, model: torch.nn.Module | None = None) -> TrainingSta
     return TrainingState(model or torch.nn.Linear(100, 50), lambda m: Lamb(m.parameters(), lr=0.1), run)
 
 
+def a_contribution(run: RunConfig, step: int, **values: Any) -> Contribution:
+    """Of one batch."""
+    said = {"run_id": run.run_id, "samples": BATCH, "session_samples": BATCH, "time": get_dht_time(), **values}
+    whole = pledged("x", step, **said)
+    kind = contribution_kind(run.trust)
+    return kind.parse({name: getattr(whole, name) for name in kind.model_fields})
+
+
 class Coordinator:
     """Takes steps alone. :ivar kept: the averages of its steps"""
 
@@ -124,19 +132,12 @@ class Coordinator:
     def kept_average(self, after: str) -> RecentAverage | None:
         return next((average for average in self.kept if average.after == after), None)
 
-    def contribution(self, **values: Any) -> Contribution:
-        """To the next step."""
-        said = {"run_id": self.run.run_id, "samples": BATCH, "session_samples": BATCH, "time": get_dht_time(), **values}
-        whole = pledged("x", self.state.step + 1, **said)
-        kind = contribution_kind(self.run.trust)
-        return kind.parse({name: getattr(whole, name) for name in kind.model_fields})
-
     def commit(self, parts: tuple[bytes, ...], **values: Any) -> Commit:
         """The next step with this average."""
         assert self.branch.head is not None
         instance, signer = self.branch.head.instance, KeySigner(self.signer)
         voter = Voter(self.signer.peer, self.branch.incarnation)
-        entry = new_entry(instance, voter, self.contribution(**values)).signed(signer)
+        entry = new_entry(instance, voter, a_contribution(self.run, self.state.step + 1, **values)).signed(signer)
         value = instance.value((entry,), (entry.samples,), digest_of(parts))
         accepted = instance.accepted(voter, Epoch(1, voter.peer, "0" * 64), value).signed(signer)
         return Commit(value=value, accepted=(accepted,))
@@ -178,9 +179,12 @@ class Coordinator:
 
 
 class Impatient(threading.Event):
-    """Waits for nothing."""
+    """Waits for nothing. :ivar meanwhile: what others do then"""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     def wait(self, timeout: float | None = None) -> bool:
+        self.meanwhile()
         return self.is_set()
 
 
@@ -209,6 +213,7 @@ class Follower:
     :ivar header: what it says of its state
     :ivar newest: where those say that the swarm is whose word counts for a newcomer
     :ivar reachable: whether it gives anything; `no_state`: averages at most
+    :ivar stop: what it waits for
     """
 
     def __init__(
@@ -220,7 +225,7 @@ class Follower:
         self.loading = list[tuple[int, int]]()
         self.gives: Callable[[str], RecentAverage | None] = coordinator.kept_average
         self.header: Callable[[], Header | None] = coordinator.header
-        self.reachable, self.no_state = True, False
+        self.reachable, self.no_state, self.stop = True, False, Impatient()
         self.newest: Callable[[State], State] = lambda own: max(self.coordinator.state.position, own, key=itemgetter(0))
         self.others: Callable[[], dict[str, Progress]] = lambda: {coordinator.signer.peer: self.there()}
         transfers = SimpleNamespace(
@@ -244,7 +249,7 @@ class Follower:
         self.branch = among.branch(self.state, signer, tracker)
         profile: Any = SimpleNamespace(client_mode=False)
         self.catch_up = CatchUp(
-            *(self.state, exchange, tracker, self.branch, profile, Impatient()),
+            *(self.state, exchange, tracker, self.branch, profile, self.stop),
             lambda received, total: self.loading.append((received, total)),
         )
 
