@@ -7,8 +7,8 @@ FIXED_BYTES, BYTES_PER_PARAMETER = 600_000_000, 70
 The first number has a task's libraries in it. Large activations come on top. Of the second are, in float32 and with
 LAMB: the shared parameters (4 bytes) and both moments (8), the update of the largest tensor (1), the replica and its
 gradients (8), their sum (4), the vector that is averaged (4), the averages that come (4), what compression lost of the
-gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2), the
-copy for a newcomer (12), and what the allocators keep."""
+gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2; more
+only of small models), the copy for a newcomer (12), and what the allocators keep."""
 LENDER_BYTES_PER_PARAMETER, LENDER_STATE_BYTES = 10, 34
 """Of who only lends its line, in place of all these: what compression lost of the averages that it makes, twice, if it
 makes all (8); the averages, encoded, as they come (1), and one to spare. Then what it takes to hold the state as well

@@ -106,11 +106,11 @@ class Witnesses:
 
 
 def _whom(tracker: Tracker, step: int) -> list[str]:
-    """The organizer, if it is there; else those who hold that state or are about to, whose word counts most."""
-    others, belief = tracker.others(), tracker.belief
-    if belief.organizer in others:
+    """Those who hold that state or are about to: the organizer, or else those whose word counts most."""
+    belief = tracker.belief
+    near = [peer for peer, progress in tracker.others().items() if progress.step >= step - 1]
+    if belief.organizer in near:
         return [belief.organizer]
-    near = [peer for peer, progress in others.items() if progress.step >= step - 1]
     return sorted(near, key=belief.weight, reverse=True)[:MAX_ASKED]
 
 

@@ -155,6 +155,11 @@ class RecentAverage:
     """Anything that the optimizer needs with it."""
     parts: tuple[bytes, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its parts."""
+        return sum(map(len, self.parts))
+
     def content(self) -> Content:
         """The same as it travels."""
         return Content(self.round, self.info(), memoryview(b"".join(self.parts)))
@@ -189,6 +194,7 @@ class StoredAverage:
             file.writelines(average.parts)
             file.flush()
             self._parts = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self.size = len(self._parts)
 
     def content(self) -> Content:
         return Content(self.round, self._info, self._parts)

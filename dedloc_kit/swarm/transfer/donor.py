@@ -15,6 +15,8 @@ from dedloc_kit.swarm.transfer.protocol import MAX_REQUEST_BYTES, Header, Reques
 from dedloc_kit.swarm.transfer.questions import Answering
 
 KEPT_AVERAGES = 4
+MOST_AVERAGES, AVERAGE_BYTES = 24, 2**26
+"""That are kept beyond those: so many, as long as they have no more bytes in all."""
 MAX_UPLOADS = 2
 """Peers that download the state at once, and as many an average: more would only make all of them slow."""
 COPY_SECONDS = 60.0
@@ -42,7 +44,7 @@ class Donor:
         self.line_free = asyncio.Event()
         """Clear while something more important has the line."""
         self.line_free.set()
-        self._averages: deque[RecentAverage | StoredAverage] = deque(maxlen=KEPT_AVERAGES)
+        self._averages: deque[RecentAverage | StoredAverage] = deque(maxlen=MOST_AVERAGES)
         self._contents: dict[tuple[str, str], Content] = {}
         self._newest = ""
         self._asking = asyncio.Lock()
@@ -55,6 +57,8 @@ class Donor:
     def keep(self, average: RecentAverage | StoredAverage) -> None:
         """Keep the average of a complete round for those who missed it."""
         self._averages.append(average)
+        while len(self._averages) > KEPT_AVERAGES and sum(each.size for each in self._averages) > AVERAGE_BYTES:
+            self._averages.popleft()
 
     def average_after(self, round: str) -> RecentAverage | StoredAverage | None:
         """The average that followed this round, if it is still kept."""

@@ -38,17 +38,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Swarm:
-    """Peers that say this of their state; all of them have come to step 10, as they tell everyone."""
+    """Peers that say this of their state. :ivar steps: to which they have come, as they tell; else to step 10"""
 
     def __init__(self, mine: Belief, **says: Says) -> None:
         self.belief, self.says = mine, says
+        self.steps: dict[str, int] = {}
         self.asked: list[str] = []
         self.seeds: list[bytes] = []
         self.rejected: list[str] = []
         self.reject = self.rejected.append
 
     def others(self) -> dict[str, Progress]:
-        return dict.fromkeys(self.says, progress(step=10, round="aa"))
+        return {peer: progress(step=self.steps.get(peer, 10), round="aa") for peer in self.says}
 
     def proves(self, peers: Any) -> bool:
         return self.belief.proves(peers, 1000.0)
@@ -71,6 +72,15 @@ def test_the_organizer_is_asked_and_nobody_else_where_it_is_there() -> None:
     assert swarm.verdict(RIGHT) == "right"
     assert swarm.verdict(WRONG) == "wrong"
     assert set(swarm.asked) == {"organizer"}
+
+
+def test_an_organizer_that_is_behind_says_nothing_of_a_state_that_the_chain_has_proven() -> None:
+    mine = belief()
+    mine.took(9, 1000.0, {"asha": 6, "badal": 4})
+    swarm = Swarm(mine, organizer=holds(WRONG, "3/cc"), asha=holds(RIGHT), badal=holds(WRONG))
+    swarm.steps["organizer"] = 3
+    assert swarm.verdict(RIGHT) == "right"
+    assert set(swarm.asked) == {"asha", "badal"}
 
 
 def test_without_it_a_newcomer_needs_three_holders_of_one_mind() -> None:
