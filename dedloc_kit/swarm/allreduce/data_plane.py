@@ -178,6 +178,9 @@ class DataPlane:
         self.outbox.open(reducer, link)
         self._to_reducers.open(reducer, link)
 
+    def close_up(self, reducer: int) -> None:
+        self._to_reducers.drop(reducer)
+
     def open_down(self, member: int, link: Link) -> None:
         """A member has opened a stream to this peer."""
         self._to_members.open(member, link)

@@ -333,6 +333,9 @@ class Round:
         if member in self.plan.reducers:
             self.data.open_up(member, link)
 
+    def closed(self, member: int) -> None:
+        self.data.close_up(member)
+
     def heard(self, member: int, link: Link, kind: Kind, content: bytes) -> None:
         match kind:
             case Kind.PART if not self.over:

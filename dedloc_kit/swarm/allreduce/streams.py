@@ -35,6 +35,9 @@ class Listener(Protocol):
     def opened(self, member: int, link: Link) -> None:
         """A stream to a reducer stands."""
 
+    def closed(self, member: int) -> None:
+        """A stream to a reducer stands no more, whoever closed it."""
+
     def heard(self, member: int, link: Link, kind: Kind, content: bytes) -> None:
         """Raises ValueError for what a member must not say."""
 
@@ -159,6 +162,7 @@ class Streams:
             self._listener.ended(member, error, up=True)
         finally:
             self.up.pop(member, None)
+            self._listener.closed(member)
 
     def accept(self, member: int, link: Link) -> None:
         """A member has opened a stream to this peer: it can be told something; `serve` hears it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.allreduce import wire
@@ -15,7 +16,7 @@ from dedloc_kit.swarm.allreduce.round import RoundFailed
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Proposal
-from tests.swarm.allreduce.tapped import Tapped, agreed, check_one_step, kind_of, mean_of
+from tests.swarm.allreduce.tapped import Simulated, Tapped, agreed, check_one_step, kind_of, mean_of
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000
@@ -37,6 +38,21 @@ def test_all_end_with_the_mean_by_samples_and_the_same_bits_with_and_without_com
         assert float((party.averages[0] - mean).norm() / mean.norm()) < error, compression
         assert all(member.average == party.members[0].average for member in party.members)
         assert not any(member.culprits or member.named for member in party.members)
+
+
+def test_once_all_streams_are_closed_nothing_of_a_round_is_left_to_run() -> None:
+    torch.manual_seed(0)
+    party = Simulated([torch.randn(1000) for _ in range(5)], SAMPLES[:5], clients=1)
+    simulated = SimulatedTime()
+
+    async def meet() -> list[str]:
+        check_one_step(party, await party.meet())
+        await asyncio.sleep(100.0)
+        return [str(task.get_coro()) for task in asyncio.all_tasks() - {asyncio.current_task()}]
+
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1e6] * 5)
+        assert runner.run(meet()) == []
 
 
 def test_where_nobody_has_to_bring_samples_the_average_of_none_is_zero() -> None:
