@@ -147,6 +147,6 @@ class Watching:
             return
         since = max(self._began + self._patience.start, round.forming.since)
         share = FOR_OTHERS if self._left_out else FOR_GROUP
-        late = self.now() - since > share * self._limit
-        if late or round.streams.silent(first) > self._patience.usual:
-            round.fail(first, "makes no group", "fell silent", blame=False)
+        silent = round.streams.silent(first) > self._patience.usual
+        if silent or self.now() - since > share * self._limit:
+            round.fail(first, "makes no group", "fell silent", blame=silent)
