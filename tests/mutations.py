@@ -320,6 +320,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_restart.py",
     ),
     Mutation(
+        "consensus: who keeps everybody waiting is not suspected",
+        "swarm/consensus/participant.py",
+        "[*(GiveUp(member) for member in sorted(gone)), *self._fail(gone, now)]",
+        "self._fail(gone, now)",
+        "tests/swarm/allreduce/test_hostile_rows.py -k report_to_itself",
+    ),
+    Mutation(
         "a run goes back a second time after a restart",
         "swarm/rounds/optimizer.py",
         "        if self.state.rewound > after:\n            agree",

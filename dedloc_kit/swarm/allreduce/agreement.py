@@ -18,6 +18,7 @@ from dedloc_kit.swarm.consensus.events import (
     Event,
     Fetch,
     Finish,
+    GiveUp,
     Persist,
     Received,
     Reduce,
@@ -106,6 +107,9 @@ class Actions(Protocol):
     def abort(self, reason: str, counted: Sequence[int]) -> None: ...
 
     def blame(self, member: int, reason: str) -> None: ...
+
+    def kept_waiting(self, member: int) -> None:
+        """The agreement goes on without a member that it has waited for."""
 
     def broken(self, why: str) -> None:
         """The round cannot go on here, by this peer's own fault."""
@@ -233,6 +237,8 @@ class Agreement:
                 self._actions.abort(reason, counted)
             case Blame(member, reason):
                 self._actions.blame(self._places[member], reason)
+            case GiveUp(member):
+                self._actions.kept_waiting(self._places[member])
 
     def _send(self, to: str, message: Message) -> None:
         if to == self._setting.signer.peer:

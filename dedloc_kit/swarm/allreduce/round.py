@@ -306,6 +306,9 @@ class Round:
     def blame(self, member: int, reason: str) -> None:
         self.presence.blame(member, reason)
 
+    def kept_waiting(self, member: int) -> None:
+        self.fail(member, "kept everybody waiting", "fell silent", blame=True)
+
     def broken(self, why: str) -> None:
         self.presence.culprits.add(self.plan.members[self.me])
         self.finish(RoundFailed(why))

@@ -144,4 +144,11 @@ class Blame:
     reason: str
 
 
-Effect = Send | Persist | Assign | Reduce | Fetch | Finish | Abort | Blame
+@dataclass(frozen=True)
+class GiveUp:
+    """A member is waited for no longer. Nothing proves that it did wrong: its line may be too slow for these rounds."""
+
+    member: PeerId
+
+
+Effect = Send | Persist | Assign | Reduce | Fetch | Finish | Abort | Blame | GiveUp

@@ -19,6 +19,7 @@ from dedloc_kit.swarm.consensus.events import (
     Event,
     Fetch,
     Finish,
+    GiveUp,
     Heard,
     PartsComplete,
     PartsLost,
@@ -376,7 +377,7 @@ class Participant:
         self._look_again(now)
         awaited, wait = self._awaited
         if gone := self._others.gone(awaited - self._others.failed - {self.me}, wait, now):
-            return self._fail(gone, now)
+            return [*(GiveUp(member) for member in sorted(gone)), *self._fail(gone, now)]
         due = self._report_if_due(now) if self.proposal is None else self._seek_average(now)
         return [*due, *self._follow_early(now)]
 

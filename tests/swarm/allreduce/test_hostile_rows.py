@@ -16,7 +16,8 @@ from dedloc_kit.swarm.allreduce.parts import Sums
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
-from tests.swarm.allreduce.tapped import Simulated, Tapped, check_one_step, kind_of
+from dedloc_kit.swarm.consensus.messages import Report
+from tests.swarm.allreduce.tapped import Simulated, Tapped, agreed, check_one_step, kind_of
 
 SAMPLES = (3, 5, 4, 7, 2, 6, 8, 9, 4)
 CLIENT = 8
@@ -103,6 +104,17 @@ def test_who_withholds_its_sums_is_named_and_its_row_counts_all_the_same() -> No
     counted = {int(entry.peer.removeprefix("peer")) for entry in party.members[min(living)].counted}
     assert living <= counted
     assert set().union(*(party.members[number].named for number in living)) == {f"peer{liar}"}
+
+
+def test_a_reducer_that_keeps_its_report_to_itself_is_out_of_the_round_and_suspected_by_the_decider() -> None:
+    party = a_party("none")
+    party.limit = 30.0
+    decider, liar = party.ranking[0], party.ranking[-1]
+    outcomes = meet(party, liar, lambda _, __, ___, message: [] if agreed(message, Report) else [message])
+    living = set(range(len(SAMPLES))) - {liar}
+    assert living <= set(check_one_step(party, outcomes)), outcomes
+    assert party.members[decider].culprits == {f"peer{liar}"}
+    assert not any(party.members[number].culprits - {f"peer{liar}"} for number in living)
 
 
 # Memory
