@@ -134,10 +134,16 @@ class Watching:
             link = round.streams.down.get(member)
             if member in round.presence.lost | round.streams.over or round.data.whole(member):
                 continue
-            if link is None and not self.starting:
+            if link is None and not self._may_begin(member):
                 round.lose(member, "did not begin", "did not come", blame=True)
             elif link is not None and link.silent() > self._patience.usual:
                 round.lose(member, "stopped sending", "fell silent", blame=True)
+
+    def _may_begin(self, member: int) -> bool:
+        """Whether a member that has not opened a stream may still do so: a reducer is called by everybody's streams."""
+        round, began = self._round, self.now() - self._began
+        unreached = member in round.plan.reducers and member not in round.streams.up
+        return began < (min(self._patience.usual, self._patience.start) if unreached else self._patience.start)
 
     def _judge_maker(self) -> None:
         """Whether the first in rank makes no group."""

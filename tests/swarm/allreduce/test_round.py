@@ -16,6 +16,7 @@ from dedloc_kit.swarm.allreduce.round import RoundFailed
 from dedloc_kit.swarm.allreduce.streams import Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Proposal
+from dedloc_kit.swarm.network.service import Stream
 from tests.swarm.allreduce.tapped import Simulated, Tapped, agreed, check_one_step, kind_of, mean_of
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
@@ -53,6 +54,31 @@ def test_once_all_streams_are_closed_nothing_of_a_round_is_left_to_run() -> None
     with simulated.running() as runner:
         party.wires = Lines(simulated, [1e6] * 5)
         assert runner.run(meet()) == []
+
+
+def test_a_reducer_that_stands_still_before_it_begins_is_not_awaited_longer_than_in_the_middle_of_a_round() -> None:
+    class Standing(Simulated):
+        async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+            if still in (me, number):
+                await asyncio.Event().wait()
+            return await super().connect(me, number)
+
+    torch.manual_seed(0)
+    patience = Patience(3.0, 30.0)
+    party = Standing([torch.randn(300_000) for _ in range(5)], SAMPLES[:5], clients=1, patience=patience)
+    still, simulated = party.ranking[-1], SimulatedTime()
+
+    async def meet() -> tuple[list[object], float]:
+        await party.begin(but=[still])
+        outcomes = await party.end()
+        return outcomes, simulated.now
+
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [1e6] * 5)
+        began = simulated.now
+        outcomes, ended = runner.run(meet())
+    assert {*range(5)} - {still} <= {*check_one_step(party, outcomes)}
+    assert ended - began < 2 * patience.usual
 
 
 def test_where_nobody_has_to_bring_samples_the_average_of_none_is_zero() -> None:
