@@ -68,7 +68,7 @@ def test_a_reducer_that_stands_still_before_it_begins_is_not_awaited_longer_than
     party = Standing([torch.randn(300_000) for _ in range(5)], SAMPLES[:5], clients=1, patience=patience)
     still, simulated = party.ranking[-1], SimulatedTime()
 
-    async def meet() -> tuple[list[object], float]:
+    async def meet() -> tuple[list[BaseException | None], float]:
         await party.begin(but=[still])
         outcomes = await party.end()
         return outcomes, simulated.now
