@@ -274,6 +274,7 @@ class Member:
                 case Persist(_, then):
                     self.world.after(WRITE_SECONDS, self._written, then)
                 case Assign(epoch, reducers):
+                    self.relay.follow(epoch.decider, now)
                     if self.participant is not None and epoch.decider == self.name:
                         self.shared.note(self.name, f"epoch {epoch.number}, {len(reducers)} reducers")
                     self._data(self.data.assign(epoch, self._places(reducers)))
