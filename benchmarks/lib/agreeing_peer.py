@@ -32,6 +32,7 @@ from dedloc_kit.swarm.consensus.events import (
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.letters import (
     Alive,
+    Brief,
     Certificate,
     Content,
     Delivered,
@@ -97,14 +98,14 @@ class ExpandedOnce(Certificate):
     found: ClassVar[dict[tuple[Epoch, str], Decided]] = {}
 
     def expand(self, group: Group) -> Decided:
-        key = self.epoch, self.average
+        key = self.epoch, self.value.average
         if key not in self.found:
             self.found[key] = super().expand(group)
         return self.found[key]
 
 
 @lru_cache(4096)
-def read_once(kind: str, body: str) -> Content | Certificate:
+def read_once(kind: str, body: str) -> Content | Brief:
     found = decode(kind, body)
     return ExpandedOnce(**dict(found)) if isinstance(found, Certificate) else found
 

@@ -14,6 +14,7 @@ from dedloc_kit.swarm.consensus.events import Send
 from dedloc_kit.swarm.consensus.letters import (
     MAX_LETTERS,
     Alive,
+    BriefProposal,
     Certificate,
     Content,
     Delivered,
@@ -41,7 +42,7 @@ _BUNDLES = 60
 _BUNDLE_SECONDS = 0.25
 """The same, however long the patience."""
 _TO_ALL = (Group, Prepare, Proposal, Decided, TooFew)
-_KINDS_TO_ALL = frozenset({kind.wire for kind in _TO_ALL} | {Certificate.wire})
+_KINDS_TO_ALL = frozenset(kind.wire for kind in (*_TO_ALL, Certificate, BriefProposal))
 
 
 class Relay:
@@ -300,7 +301,8 @@ class Relay:
 
     def _keep(self, each: Letter) -> None:
         if each.kind == Prepare.wire:
-            self._log.pop(Proposal.wire, None)
+            for kind in (Proposal, BriefProposal):
+                self._log.pop(kind.wire, None)
         told = self._log.setdefault(each.kind, [])
         if told and (told[0].author, told[0].whole) != (each.author, each.whole):
             told.clear()

@@ -5,13 +5,24 @@ from collections import Counter
 import pytest
 
 from dedloc_kit.swarm.consensus.events import Send
-from dedloc_kit.swarm.consensus.letters import Certificate, Joining, Letter, Packet, Pieces, write
-from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Proposal, Report
-from dedloc_kit.swarm.consensus.records import Epoch
+from dedloc_kit.swarm.consensus.letters import (
+    BriefPromised,
+    BriefProposal,
+    BriefValue,
+    Certificate,
+    Joining,
+    Letter,
+    Packet,
+    Pieces,
+    Post,
+    write,
+)
+from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Promised, Proposal, Report
+from dedloc_kit.swarm.consensus.records import Entry, Epoch, Value
 from dedloc_kit.swarm.consensus.signing import sha256
 from dedloc_kit.swarm.consensus.tree import FANOUT, HEADS, Tree
 from tests.swarm.consensus.relays import PATIENCE, WHERE, Net, members_of, names, tree
-from tests.swarm.consensus.table import HEAD, VERIFIER, decided, entry, signer, voter
+from tests.swarm.consensus.table import HEAD, VERIFIER, decided, digest, entry, signer, voter
 
 PULSE = PATIENCE / 6
 
@@ -27,6 +38,13 @@ def prepare(made: Group, number: int = 2, decider: str = "p0") -> Prepare:
 
 def proposal(made: Group) -> Proposal:
     return Proposal(group=made.id, epoch=Epoch(1, "p0", made.id), reducers=made.reducers, counted=(0, 1))
+
+
+def promised(made: Group, value: Value) -> Promised:
+    """By one that has voted for this value."""
+    accepted = WHERE.accepted(voter("p9"), Epoch(1, "p0", made.id), value).signed(signer("p9"))
+    vote = WHERE.first_vote(voter("p9")).model_copy(update={"promised": accepted.epoch, "accepted": accepted})
+    return Promised(group=made.id, promise=WHERE.promise(vote).signed(signer("p9")), value=value)
 
 
 # The tree
@@ -351,7 +369,42 @@ def test_a_long_message_travels_in_pieces_and_only_lost_ones_again() -> None:
     assert sorted(sent.values())[-2:] == [1, 2]
 
 
-# Certificates
+# Values, certificates
+
+
+def old(made: Group, *more: Entry) -> Value:
+    entries = (*made.members[:40], *more)
+    return WHERE.value(entries, [each.samples for each in entries], digest("average"))
+
+
+@pytest.mark.parametrize("author", ["p0", "p9"])
+def test_an_old_value_travels_without_the_entries_that_members_have(author: str) -> None:
+    made = members_of(tree())
+    value = old(made)
+    message = promised(made, value) if author == "p9" else proposal(made).changed(counted=(), value=value)
+    letters, pieces = write(made.id, "p0", "", message, made, signer(author)), Pieces()
+    assert {each.kind for each in letters} == {BriefPromised.wire if author == "p9" else BriefProposal.wire}
+    assert [pieces.add(each, made) for each in letters][-1] == message
+    assert len(letters[0].body) < len(message.to_bytes()) / 3
+    with pytest.raises(ValueError, match="another group"):
+        BriefValue(counted=(64,), weights=(1,), average=HEAD).expand(made)
+
+
+def test_an_old_value_of_another_groups_entries_travels_whole() -> None:
+    made = members_of(tree())
+    message = promised(made, old(made, entry(WHERE, "p50", samples=7)))
+    assert {each.kind for each in write(made.id, "p0", "p0", message, made, signer("p9"))} == {Promised.wire}
+
+
+def test_who_asks_gets_no_proposal_of_an_epoch_before() -> None:
+    net = Net(tree())
+    made = net.form()
+    kinds = []
+    for message in (proposal(made).changed(counted=(), value=old(made)), prepare(made)):
+        net.tell(message)
+        posts = net.relays["p0"].receive("p5", Packet(scope=made.id, root="p0", have=()), net.now)
+        kinds.append({each.kind for post in posts if isinstance(post, Post) for each in post.packet.letters})
+    assert kinds == [{Group.wire, BriefProposal.wire}, {Group.wire, Prepare.wire}]
 
 
 def test_a_commit_travels_without_what_members_have() -> None:
@@ -365,7 +418,7 @@ def test_a_commit_travels_without_what_members_have() -> None:
     with pytest.raises(ValueError, match="another group"):
         brief.expand(made.model_copy(update={"nonce": "1" * 32}).changed())
     with pytest.raises(ValueError, match="another group"):
-        brief.model_copy(update={"counted": (64,)}).expand(made)
+        brief.changed(value=brief.value.model_copy(update={"counted": (64,)})).expand(made)
 
 
 def test_a_commit_of_another_groups_entries_travels_whole() -> None:
