@@ -96,8 +96,8 @@ class Relay:
         """With another root, or for another scope."""
         self._ways.start()
         self._pulses = self._asked = 0
-        self._good = self._heard = now
-        """Until when all went well; when the root was heard of."""
+        self._good = self._heard = self._echoed = now
+        """Until when all went well; when the root was heard of; when this member last gave a sign of life."""
         self._flush_at = now + self._bundle if self._up.waits and not self._leads else inf
         self._pulse_at = now if self._leads else inf
 
@@ -234,9 +234,9 @@ class Relay:
             missing = tuple(each for each in told if each.digest not in have)
             if missing:
                 found.append(Post(source, Packet(scope=self._scope, root=self.root, letters=missing)))
-        if packet.scope == self._scope:
-            if packet.pulse is not None:
-                found += self._take_pulse(source, packet.pulse, now)
+        if packet.scope == self._scope and packet.pulse is not None:
+            found += self._take_pulse(source, packet.pulse, now)
+        if packet.scope in (self._scope, self._before):
             found += self._take_signs(source, packet, now)
         return found
 
@@ -264,7 +264,9 @@ class Relay:
         if each.kind not in _KINDS_TO_ALL:
             return [Forged(each.author, "it tells all what is not for all")]
         if each.author == self.root:
-            self._good = self._heard = now  # it comes piece by piece
+            self._good = self._heard = now  # it comes piece by piece: for long on slow lines, and no pulse before it
+            if now >= self._echoed + self._pulse:
+                self._flush_at = min(self._flush_at, now + self._bundle)
         self._keep(each)
         return [*(post for post in self._hand_down(each) if post.to != source), *self._open(each, now)]
 
@@ -330,7 +332,7 @@ class Relay:
             broken=tuple(sorted(self._broken)),
             have=have,
         )
-        self._alive, self._flush_at = set(), inf
+        self._alive, self._flush_at, self._echoed = set(), inf, now
         return [Post(self._ways.up, packet)]
 
     # Who is alive
