@@ -224,13 +224,18 @@ class Pieces:
 
 
 class Pulse(Signed):
-    """The decider is here. :ivar received: how many letters of each member have come; by their places in the tree"""
+    """The decider is here.
+
+    :ivar received: how many letters of each member have come; by their places in the tree
+    :ivar told: how many of its own letters to all it gives to those who ask
+    """
 
     wire: ClassVar[str] = "consensus/pulse"
 
     scope: Hash
     root: PeerId
     count: Annotated[int, Field(ge=1, le=2**40)]
+    told: Annotated[int, Field(ge=0, le=MAX_LETTERS)] = 0
     received: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_LETTERS)], ...], Field(max_length=MAX_MEMBERS)]
 
 

@@ -2,7 +2,8 @@
 
 What the decider tells all goes down a tree of relays, what members tell the decider goes up, several letters in a
 packet. A relay decides nothing and signs nothing: letters carry the signatures of their authors, so a relay that lies
-or dies delays those below it by half the patience; then they ask the decider itself.
+or dies delays those below it by half the patience, and a third for each other relay above it; then they ask the
+decider itself.
 """
 
 from collections import Counter
@@ -81,6 +82,8 @@ class Relay:
         self._pieces = pieces or Pieces()
         self._log: dict[str, list[Letter]] = {}
         """What the root has told all last, by kind."""
+        self._given: dict[PeerId, set[str]] = {}
+        """What was handed down to whom: a stream loses nothing."""
         self._seen: set[str] = set()
         self._spent: dict[PeerId, int] = {}
         """How many bytes of letters each author has had."""
@@ -94,8 +97,8 @@ class Relay:
 
     def _begin(self, now: float) -> None:
         """With another root, or for another scope."""
-        self._ways.start()
         self._pulses = self._asked = 0
+        self._lacks = False
         self._good = self._heard = self._echoed = now
         """Until when all went well; when the root was heard of; when this member last gave a sign of life."""
         self._flush_at = now + self._bundle if self._up.waits and not self._leads else inf
@@ -119,8 +122,12 @@ class Relay:
 
     @property
     def _tolerance(self) -> float:
-        """Relays ask first, and those below them need not. Who has asked in vain asks less often: lines may be full."""
-        return self._patience / 2 * (1 + self._asked) + self._pulse * len(self._tree.above(self.me, self.root))
+        """Relays ask first, and those below them need not: otherwise hundreds ask if one relay dies.
+
+        Who has asked in vain asks less often: lines may be full.
+        """
+        relays = len(self._tree.above(self.me, self.root)) - 1
+        return self._patience / 2 * (1 + self._asked) + self._patience / 3 * relays
 
     def above(self, root: PeerId) -> tuple[PeerId, ...]:
         """The relays above this member and the root: to these it opens streams, where it needs them."""
@@ -184,10 +191,17 @@ class Relay:
 
     def greet(self, member: PeerId) -> list[Outcome]:
         """A member has opened its stream to this one: if it is below, it gets what was told before."""
-        told = tuple(each for letters in self._log.values() for each in letters)
-        if not told or member not in self._ways.down(self.root):
-            return []
-        return [Post(member, Packet(scope=self._scope, root=self.root, letters=told))]
+        self._given.pop(member, None)
+        return [*self._give(member)] if member in self._ways.down(self.root) else []
+
+    def _give(self, member: PeerId, have: Iterable[str] = ()) -> list[Post]:
+        """What was told and has not gone to this member yet, letter by letter: it hands on the first ones at once."""
+        given = self._given.setdefault(member, set())
+        given.update(have)
+        told = (each for letters in self._log.values() for each in letters)
+        missing = tuple(each for each in told if each.digest not in given)
+        given.update(each.digest for each in missing)
+        return [Post(member, Packet(scope=self._scope, root=self.root, letters=(each,))) for each in missing]
 
     def follow(self, root: PeerId, now: float) -> None:
         """Another decider, for the last one does nothing."""
@@ -229,11 +243,7 @@ class Relay:
             found += self._doubt(now)
         if packet.have is not None:
             self._ways.adopt(source)
-            have = frozenset(packet.have)
-            told = (each for letters in self._log.values() for each in letters)
-            missing = tuple(each for each in told if each.digest not in have)
-            if missing:
-                found.append(Post(source, Packet(scope=self._scope, root=self.root, letters=missing)))
+            found += self._give(source, packet.have)
         if packet.scope == self._scope and packet.pulse is not None:
             found += self._take_pulse(source, packet.pulse, now)
         if packet.scope in (self._scope, self._before):
@@ -311,8 +321,11 @@ class Relay:
         told.append(each)
 
     def _hand_down(self, each: Letter) -> list[Post]:
-        packet = Packet(scope=each.scope, root=each.root, letters=(each,))
-        return [Post(peer, packet) for peer in self._ways.down(each.root, each.to)]
+        packet, below = Packet(scope=each.scope, root=each.root, letters=(each,)), self._ways.down(each.root, each.to)
+        if not each.to:
+            for peer in below:
+                self._given.setdefault(peer, set()).add(each.digest)
+        return [Post(peer, packet) for peer in below]
 
     def _hand_up(self, each: Letter, now: float) -> list[Outcome]:
         self._up.add(each, now)
@@ -361,6 +374,7 @@ class Relay:
             return []
         was, below = ways.up, member in ways.adopted or ways.is_above(self.me, member)
         ways.pass_over(member)
+        self._given.pop(member, None)
         if member == self.root:
             return self._broke(member, self._ways.down(member))
         if not below:
@@ -380,12 +394,17 @@ class Relay:
         packet = Packet(scope=self._scope, root=root, broken=(self._tree.places[root],))
         return [Post(member, packet) for member in members]
 
-    def _ask(self, now: float) -> list[Outcome]:
-        """Send all that is not known to have come up another way."""
+    def _ask(self, now: float, lacks: bool = True) -> list[Outcome]:
+        """Send all that is not known to have come up another way; ask for what this member lacks."""
         self._up.again(self.me)
         self._good = now
         self._asked += 1
-        return self._flush(now, asks=True)
+        return self._flush(now, asks=lacks)
+
+    @property
+    def _told_by_root(self) -> int:
+        """How many letters to all are here."""
+        return sum(each.author == self.root for told in self._log.values() for each in told)
 
     def _take_pulse(self, source: PeerId, pulse: Pulse, now: float) -> list[Outcome]:
         if pulse.scope != self._scope or pulse.root != self.root or pulse.count <= self._pulses or self._leads:
@@ -396,8 +415,8 @@ class Relay:
             return [Forged(source, str(error))]
         self._pulses = pulse.count
         self._up.told(dict(zip(self._tree.members, pulse.received, strict=False)))
-        come = self._up.have_come(self.me, now - self._patience / 2)
-        self._heard, self._good = now, now if come else min(now, self._good)
+        come, self._lacks = self._up.have_come(self.me, now - self._patience / 2), self._told_by_root < pulse.told
+        self._heard, self._good = now, now if come and not self._lacks else min(now, self._good)
         packet = Packet(scope=self._scope, root=self.root, pulse=pulse)
         below = self._ways.down(self.root)
         self._flush_at = min(self._flush_at, now + self._bundle)
@@ -414,13 +433,14 @@ class Relay:
         if now >= self._flush_at:
             found += self._flush(now)
         if now >= self._good + self._tolerance:
+            lacks = self._lacks or now >= self._heard + self._tolerance
             self._ways.go_past_relays()
-            found += self._ask(now)
+            found += self._ask(now, lacks)
         return found
 
     def _beat(self, now: float) -> list[Outcome]:
         self._pulse_at, self._pulses = now + self._pulse, self._pulses + 1
         received = tuple(min(MAX_LETTERS, self._came[member]) for member in self._tree.members)
-        pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received).signed(self._signer)
-        packet = Packet(scope=self._scope, root=self.me, pulse=pulse)
+        pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received, told=self._told_by_root)
+        packet = Packet(scope=self._scope, root=self.me, pulse=pulse.signed(self._signer))
         return [Post(peer, packet) for peer in self._ways.down(self.me)]

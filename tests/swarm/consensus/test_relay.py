@@ -204,6 +204,55 @@ def test_a_relay_whose_way_is_gone_sends_again_what_it_carried() -> None:
     assert net.heard("p0", Report) == [author]
 
 
+# What was handed down
+
+
+def asks(net: Net, made: Group, asker: str) -> list[str]:
+    """The kinds of letters that the decider gives it."""
+    posts = net.relays["p0"].receive(asker, Packet(scope=made.id, root="p0", have=()), net.now)
+    return [each.kind for post in posts if isinstance(post, Post) for each in post.packet.letters]
+
+
+def test_who_asks_again_gets_nothing_twice() -> None:
+    net = Net(tree())
+    made = net.form()
+    assert asks(net, made, "p13") == [Group.wire]
+    assert asks(net, made, "p13") == []
+    net.do("p0", net.relays["p0"].failed("p13", net.now))
+    assert asks(net, made, "p13") == [Group.wire]
+
+
+def test_a_relay_that_swallows_what_goes_down_and_hands_on_pulses_is_gone_around() -> None:
+    where = tree()
+    relay = where.below("p0", "p0")[0]
+    below = set(where.below(relay, "p0"))
+
+    def swallow(source: str, target: str, packet: Packet) -> Packet:
+        return packet.model_copy(update={"letters": ()}) if source == relay and target in below else packet
+
+    net = Net(where)
+    made = net.form()
+    net.change = swallow
+    net.tell(prepare(made))
+    net.run(2 * PATIENCE)
+    assert all(net.heard(name, Prepare) == ["p0"] for name in below)
+
+
+def test_who_only_waits_for_its_own_letter_to_come_up_is_not_given_what_it_has() -> None:
+    where = tree()
+    relay = where.below("p0", "p0")[0]
+    below = where.below(relay, "p0")
+    net = Net(where)
+    made = net.form()
+    net.change = lambda source, target, packet: (
+        packet.model_copy(update={"letters": ()}) if (source, target) == (relay, "p0") else packet
+    )
+    net.send(below[0], report(made, below[0]))
+    net.run(2 * PATIENCE)
+    assert net.heard("p0", Report) == [below[0]]
+    assert below[0] not in net.relays["p0"].neighbours
+
+
 # Signs of life
 
 
@@ -348,12 +397,13 @@ def test_a_long_message_travels_in_pieces_and_only_lost_ones_again() -> None:
     where, sent = tree(), Counter[str]()
 
     def lose(source: str, target: str, packet: Packet) -> Packet | None:
-        sent.update(each.digest for each in packet.letters if target == "p5")
-        lost = any(each.piece == 1 for each in packet.letters) and target == "p5" and source != "p0"
+        sent.update(each.digest for each in packet.letters if target == "p13")
+        lost = any(each.piece == 1 for each in packet.letters) and target == "p13" and source != "p0"
         return None if lost else packet
 
     net = Net(where, lose)
-    above = where.above("p5", "p0")[0]
+    above = where.above("p13", "p0")[0]
+    assert above != "p0"
     net.change = lambda source, target, packet: lose("" if source == above else "p0", target, packet)
     made = members_of(where)
     long = made.changed(
@@ -361,11 +411,11 @@ def test_a_long_message_travels_in_pieces_and_only_lost_ones_again() -> None:
     )
     net.do("p0", net.relays["p0"].tell(long, 0.0))
     net.run(0.2)
-    assert net.heard("p6", Group) == ["p0"]
-    assert not net.heard("p5", Group)
+    assert net.heard("p12", Group) == ["p0"]
+    assert not net.heard("p13", Group)
     net.change = lambda source, target, packet: lose("p0", target, packet)
     net.run(PATIENCE)
-    assert net.heard("p5", Group) == ["p0"]
+    assert net.heard("p13", Group) == ["p0"]
     assert sorted(sent.values())[-2:] == [1, 2]
 
 
@@ -400,10 +450,9 @@ def test_who_asks_gets_no_proposal_of_an_epoch_before() -> None:
     net = Net(tree())
     made = net.form()
     kinds = []
-    for message in (proposal(made).changed(counted=(), value=old(made)), prepare(made)):
+    for asker, message in (("p13", proposal(made).changed(counted=(), value=old(made))), ("p14", prepare(made))):
         net.tell(message)
-        posts = net.relays["p0"].receive("p5", Packet(scope=made.id, root="p0", have=()), net.now)
-        kinds.append({each.kind for post in posts if isinstance(post, Post) for each in post.packet.letters})
+        kinds.append(set(asks(net, made, asker)))
     assert kinds == [{Group.wire, BriefProposal.wire}, {Group.wire, Prepare.wire}]
 
 
