@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from math import inf
 
 from dedloc_kit.records.record import PeerId
+from dedloc_kit.swarm.consensus.downward import Downward
 from dedloc_kit.swarm.consensus.events import Send
 from dedloc_kit.swarm.consensus.letters import (
     MAX_LETTERS,
@@ -80,10 +81,7 @@ class Relay:
         self._makers, self._made_by = {root}, ""
         self._told: Content | None = None
         self._pieces = pieces or Pieces()
-        self._log: dict[str, list[Letter]] = {}
-        """What the root has told all last, by kind."""
-        self._given: dict[PeerId, set[str]] = {}
-        """What was handed down to whom: a stream loses nothing."""
+        self._down = Downward()
         self._seen: set[str] = set()
         self._spent: dict[PeerId, int] = {}
         """How many bytes of letters each author has had."""
@@ -173,7 +171,7 @@ class Relay:
         found: list[Outcome] = []
         for each in write(self._scope, self.me, "", message, self.group, self._signer):
             self._seen.add(each.digest)
-            self._keep(each)
+            self._down.keep(each)
             found += self._hand_down(each)
         return found
 
@@ -191,16 +189,12 @@ class Relay:
 
     def greet(self, member: PeerId) -> list[Outcome]:
         """A member has opened its stream to this one: if it is below, it gets what was told before."""
-        self._given.pop(member, None)
+        self._down.forget(member)
         return [*self._give(member)] if member in self._ways.down(self.root) else []
 
     def _give(self, member: PeerId, have: Iterable[str] = ()) -> list[Post]:
-        """What was told and has not gone to this member yet, letter by letter: it hands on the first ones at once."""
-        given = self._given.setdefault(member, set())
-        given.update(have)
-        told = (each for letters in self._log.values() for each in letters)
-        missing = tuple(each for each in told if each.digest not in given)
-        given.update(each.digest for each in missing)
+        """What has not gone to this member yet, letter by letter: it hands on the first one at once."""
+        missing = self._down.give(member, self.root, have)
         return [Post(member, Packet(scope=self._scope, root=self.root, letters=(each,))) for each in missing]
 
     def follow(self, root: PeerId, now: float) -> None:
@@ -222,7 +216,7 @@ class Relay:
 
     def _enter(self, maker: PeerId, group: Group, now: float) -> None:
         self.group, self._scope, self._made_by = group, group.id, maker
-        self._log = {Group.wire: self._log.get(Group.wire, [])}
+        self._down.start()
         self._begin(now)
 
     # Neighbours
@@ -277,7 +271,7 @@ class Relay:
             self._good = self._heard = now  # it comes piece by piece: for long on slow lines, and no pulse before it
             if now >= self._echoed + self._pulse:
                 self._flush_at = min(self._flush_at, now + self._bundle)
-        self._keep(each)
+        self._down.keep(each)
         return [*(post for post in self._hand_down(each) if post.to != source), *self._open(each, now)]
 
     def _open(self, each: Letter, now: float) -> list[Outcome]:
@@ -311,20 +305,10 @@ class Relay:
             return self._hand_up(each, now)
         return [*self._hand_down(each)]
 
-    def _keep(self, each: Letter) -> None:
-        if each.kind == Prepare.wire:
-            for kind in (Proposal, BriefProposal):
-                self._log.pop(kind.wire, None)
-        told = self._log.setdefault(each.kind, [])
-        if told and (told[0].author, told[0].whole) != (each.author, each.whole):
-            told.clear()
-        told.append(each)
-
     def _hand_down(self, each: Letter) -> list[Post]:
         packet, below = Packet(scope=each.scope, root=each.root, letters=(each,)), self._ways.down(each.root, each.to)
         if not each.to:
-            for peer in below:
-                self._given.setdefault(peer, set()).add(each.digest)
+            self._down.gave(below, each)
         return [Post(peer, packet) for peer in below]
 
     def _hand_up(self, each: Letter, now: float) -> list[Outcome]:
@@ -336,7 +320,7 @@ class Relay:
 
     def _flush(self, now: float, asks: bool = False) -> list[Outcome]:
         """Send up what has come together."""
-        have = tuple(each.digest for told in self._log.values() for each in told) if asks else None
+        have = self._down.digests(self.root) if asks else None
         packet = Packet(
             scope=self._scope,
             root=self.root,
@@ -374,7 +358,7 @@ class Relay:
             return []
         was, below = ways.up, member in ways.adopted or ways.is_above(self.me, member)
         ways.pass_over(member)
-        self._given.pop(member, None)
+        self._down.forget(member)
         if member == self.root:
             return self._broke(member, self._ways.down(member))
         if not below:
@@ -401,11 +385,6 @@ class Relay:
         self._asked += 1
         return self._flush(now, asks=lacks)
 
-    @property
-    def _told_by_root(self) -> int:
-        """How many letters to all are here."""
-        return sum(each.author == self.root for told in self._log.values() for each in told)
-
     def _take_pulse(self, source: PeerId, pulse: Pulse, now: float) -> list[Outcome]:
         if pulse.scope != self._scope or pulse.root != self.root or pulse.count <= self._pulses or self._leads:
             return []
@@ -415,7 +394,8 @@ class Relay:
             return [Forged(source, str(error))]
         self._pulses = pulse.count
         self._up.told(dict(zip(self._tree.members, pulse.received, strict=False)))
-        come, self._lacks = self._up.have_come(self.me, now - self._patience / 2), self._told_by_root < pulse.told
+        come = self._up.have_come(self.me, now - self._patience / 2)
+        self._lacks = self._down.count(self.root) < pulse.told
         self._heard, self._good = now, now if come and not self._lacks else min(now, self._good)
         packet = Packet(scope=self._scope, root=self.root, pulse=pulse)
         below = self._ways.down(self.root)
@@ -441,6 +421,7 @@ class Relay:
     def _beat(self, now: float) -> list[Outcome]:
         self._pulse_at, self._pulses = now + self._pulse, self._pulses + 1
         received = tuple(min(MAX_LETTERS, self._came[member]) for member in self._tree.members)
-        pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, received=received, told=self._told_by_root)
+        told = self._down.count(self.me)
+        pulse = Pulse(scope=self._scope, root=self.me, count=self._pulses, told=told, received=received)
         packet = Packet(scope=self._scope, root=self.me, pulse=pulse.signed(self._signer))
         return [Post(peer, packet) for peer in self._ways.down(self.me)]

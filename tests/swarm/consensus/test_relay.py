@@ -222,6 +222,26 @@ def test_who_asks_again_gets_nothing_twice() -> None:
     assert asks(net, made, "p13") == [Group.wire]
 
 
+def test_a_liar_that_opens_epochs_takes_the_place_of_nothing_that_the_decider_told() -> None:
+    net = Net(tree())
+    made = net.form()
+    net.tell(prepare(made))
+    liar = net.tree.reducers[1]
+    lies = letter(made, liar, root=liar, body=prepare(made, 9, liar).to_bytes().decode())
+    net.relays["p0"].receive(liar, Packet(scope=made.id, root=liar, letters=(lies,)), net.now)
+    assert asks(net, made, "p13") == [Group.wire, Prepare.wire]
+
+
+def test_who_lacks_more_letters_than_a_packet_names_asks_all_the_same() -> None:
+    net = Net(tree())
+    made = net.form()
+    many = [letter(made, "p1", root="p1", kind=Decided.wire, whole=HEAD, body=str(n)) for n in range(1023)]
+    net.relays["p9"].receive("p1", Packet(scope=made.id, root="p1", letters=tuple(many)), net.now)
+    net.tell(prepare(made))
+    net.silent = {"p0"}
+    net.run(PATIENCE)
+
+
 def test_a_relay_that_swallows_what_goes_down_and_hands_on_pulses_is_gone_around() -> None:
     where = tree()
     relay = where.below("p0", "p0")[0]
