@@ -330,7 +330,8 @@ class Round:
         self.data.reduce(epoch, entries)
 
     def fetch(self, epoch: Epoch | None, value: Value, holders: Sequence[str]) -> None:
-        self.data.fetch(epoch, value, holders, self.presence.failed)
+        first = self.me % max(1, len(holders))  # not all ask the same one first
+        self.data.fetch(epoch, value, (*holders[first:], *holders[:first]), self.presence.failed)
 
     def messages(self) -> tuple[bytes, ...]:
         return tuple(self.data.average.messages)
