@@ -158,8 +158,8 @@ class Watching:
             return
         since = max(self._began + self._patience.start, round.forming.since)
         share = FOR_OTHERS if self._left_out else FOR_GROUP
-        near = round.relaying is None or round.streams.to(first)
-        silent = near and round.streams.silent(first) > self._patience.usual
-        unheard = not near and round.relaying is not None and round.relaying.silent > self._patience.usual
+        silent = round.streams.silent(first) > self._patience.usual
+        relaying = None if round.streams.to(first) else round.relaying  # a relay may be why nothing comes: no blame
+        unheard = relaying is not None and relaying.silent > self._patience.usual
         if silent or unheard or self.now() - since > share * self._limit:
             round.fail(first, "makes no group", "fell silent", blame=silent)

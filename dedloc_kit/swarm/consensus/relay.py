@@ -230,7 +230,8 @@ class Relay:
         for each in packet.letters:
             found += self._letter(source, each, now)
         if packet.root != self.root:
-            if packet.root in self._ways.passed and packet.root in self._tree.places:
+            known = self._tree.places.get(packet.root) in packet.broken
+            if packet.root in self._ways.passed and not known:
                 found += self._broke(packet.root, [source])
             return found
         if self._tree.places[self.root] in packet.broken and source in self.above(self.root):

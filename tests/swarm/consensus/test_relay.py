@@ -285,6 +285,21 @@ def test_the_decider_hears_of_all_and_all_hear_of_the_decider() -> None:
     assert all(net.alive[name]["p0"] >= 3 for name in others)
 
 
+def test_two_that_know_that_a_decider_is_gone_do_not_tell_each_other_for_ever() -> None:
+    net = Net(tree())
+    made = net.form()
+    net.silent = {"p0"}
+    heir = net.tree.reducers[1]
+    for name in net.tree.members[1:]:
+        net.do(name, net.relays[name].failed("p0", net.now))
+        net.relays[name].follow(heir, net.now)
+    net.packets.clear()
+    stale = Packet(scope=made.id, root="p0", broken=(net.tree.places["p0"],))
+    net.do("p9", net.relays["p9"].receive("p10", stale, net.now))
+    net.run(PULSE / 2)
+    assert net.packets["p9", "p10"] == 0
+
+
 def test_the_decider_hears_who_is_gone_and_nothing_more_of_them() -> None:
     net = Net(tree())
     net.form()
