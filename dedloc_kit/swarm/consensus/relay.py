@@ -96,7 +96,7 @@ class Relay:
     def _begin(self, now: float) -> None:
         """With another root, or for another scope."""
         self._pulses = self._asked = 0
-        self._lacks = False
+        self._lacks, self._sought = False, -inf
         self._good = self._heard = self._echoed = now
         """Until when all went well; when the root was heard of; when this member last gave a sign of life."""
         self._flush_at = now + self._bundle if self._up.waits and not self._leads else inf
@@ -237,8 +237,12 @@ class Relay:
         if self._tree.places[self.root] in packet.broken and source in self.above(self.root):
             found += self._doubt(now)
         if packet.have is not None:
-            self._ways.adopt(source)
+            if source != self.root:
+                self._ways.adopt(source)
             found += self._give(source, packet.have)
+        if self._leads and self.group is None and packet.scope != self._before and now >= self._sought + self._pulse:
+            self._sought = now  # it knows the group of a maker that has failed since
+            found.append(Post(source, Packet(scope=self._before, root=self.me, have=())))
         if packet.scope == self._scope and packet.pulse is not None:
             found += self._take_pulse(source, packet.pulse, now)
         if packet.scope in (self._scope, self._before):

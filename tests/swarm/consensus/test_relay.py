@@ -148,6 +148,21 @@ def test_the_next_decider_is_followed_and_told() -> None:
     assert set(net.heard(heir, Report)) == others
 
 
+def test_an_heir_that_missed_the_group_gets_it_from_those_that_turn_to_it() -> None:
+    net = Net(tree())
+    heir = net.tree.reducers[1]
+    net.silent = {heir}
+    net.form()
+    net.silent = {"p0"}
+    for name in net.tree.members[1:]:
+        joining = Joining(entry=entry(WHERE, name))
+        net.do(name, net.relays[name].await_group(heir, joining, net.now))
+    net.run(PULSE)
+    assert net.heard(heir, Group) == ["p0"]
+    net.run(2 * PATIENCE)
+    assert all(net.heard(name, Group) == ["p0"] for name in net.tree.members[1:])
+
+
 # Relays that die
 
 
