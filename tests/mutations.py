@@ -82,6 +82,20 @@ MUTATIONS = (
         "tests/swarm/consensus/test_participant.py -k another_epoch",
     ),
     Mutation(
+        "consensus: who asks a relay again gets everything again",
+        "swarm/consensus/downward.py",
+        "        given.update(each.digest for each in missing)\n",
+        "",
+        "tests/swarm/consensus/test_relay.py -k nothing_twice",
+    ),
+    Mutation(
+        "consensus: a member trusts a relay that hands on pulses alone",
+        "swarm/consensus/relay.py",
+        "self._lacks = self._down.count(self.root) < pulse.told",
+        "self._lacks = False",
+        "tests/swarm/consensus/test_relay.py -k hands_on_pulses",
+    ),
+    Mutation(
         "consensus: a vote that could not be written is sent",
         "swarm/consensus/votes.py",
         "(due if success else ())",

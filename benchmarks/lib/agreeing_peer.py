@@ -9,7 +9,7 @@ from math import inf
 from typing import ClassVar
 
 from benchmarks.lib.line_world import World
-from benchmarks.lib.row_data import Average, Outgoing, Part, RowData, RowSum
+from benchmarks.lib.row_data import Average, Given, Outgoing, Part, RowData, RowSum, Wanted
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.consensus.events import (
     Abort,
@@ -32,6 +32,7 @@ from dedloc_kit.swarm.consensus.events import (
 from dedloc_kit.swarm.consensus.instance import Instance
 from dedloc_kit.swarm.consensus.letters import (
     Alive,
+    Brief,
     Certificate,
     Content,
     Delivered,
@@ -48,7 +49,7 @@ from dedloc_kit.swarm.consensus.letters import (
 )
 from dedloc_kit.swarm.consensus.messages import Decided, Group, Options
 from dedloc_kit.swarm.consensus.participant import Participant
-from dedloc_kit.swarm.consensus.records import Entry, Epoch, Piece, Voter
+from dedloc_kit.swarm.consensus.records import Entry, Epoch, Piece, Value, Voter
 from dedloc_kit.swarm.consensus.relay import Relay
 from dedloc_kit.swarm.consensus.tree import Tree
 
@@ -97,14 +98,14 @@ class ExpandedOnce(Certificate):
     found: ClassVar[dict[tuple[Epoch, str], Decided]] = {}
 
     def expand(self, group: Group) -> Decided:
-        key = self.epoch, self.average
+        key = self.epoch, self.value.average
         if key not in self.found:
             self.found[key] = super().expand(group)
         return self.found[key]
 
 
 @lru_cache(4096)
-def read_once(kind: str, body: str) -> Content | Certificate:
+def read_once(kind: str, body: str) -> Content | Brief:
     found = decode(kind, body)
     return ExpandedOnce(**dict(found)) if isinstance(found, Certificate) else found
 
@@ -181,6 +182,8 @@ class Member:
         self._silent: set[str] = set()
         self._due = inf
         self._wanted = ""
+        self._holders: list[str] = []
+        self._ask_at = inf
         self._gather_until = inf
         row, reducers = shared.plan.teams[self.data.flow.row], set(shared.plan.reducers)
         others = [mate for mate in row if mate != self.place and (self.place in reducers or mate in reducers)]
@@ -222,6 +225,14 @@ class Member:
             pieces=(piece,),
             about=about,
         )
+
+    def _met(self, author: str, joining: Joining) -> None:
+        """While contributions come there may be more."""
+        self._joined[author] = joining
+        if self.leads and self.participant is None and not self.done:
+            self._gather_until = max(self._gather_until, self.world.now + self.shared.options.patience / 2)
+            if len(self._joined) == len(self.shared.tree.members):
+                self._form()
 
     def _form(self) -> None:
         """The first in rank makes the group of those who have come."""
@@ -274,6 +285,7 @@ class Member:
                 case Persist(_, then):
                     self.world.after(WRITE_SECONDS, self._written, then)
                 case Assign(epoch, reducers):
+                    self.relay.follow(epoch.decider, now)
                     if self.participant is not None and epoch.decider == self.name:
                         self.shared.note(self.name, f"epoch {epoch.number}, {len(reducers)} reducers")
                     self._data(self.data.assign(epoch, self._places(reducers)))
@@ -283,11 +295,10 @@ class Member:
                 case Reduce(_, _, counted):
                     if self.leads:
                         self.shared.note(self.name, f"proposal of {len(counted)}")
+                    self._ask_at = inf
                     self._data(self.data.reduce(self._places(entry.peer for entry in counted)))
-                case Fetch(epoch, value, _):
-                    self._wanted = value.average
-                    if self.data.average == value.average:
-                        self._handle([AverageComplete(epoch, value.average)])
+                case Fetch(epoch, value, holders):
+                    self._fetch(epoch, value, holders)
                 case Finish(commit):
                     self._finish(commit.link, commit.value.average, tuple(e.peer for e in commit.value.counted))
                 case Abort(reason):
@@ -298,6 +309,27 @@ class Member:
         if sends:
             self._out(self.relay.send(sends, now))
         self._schedule()
+
+    def _fetch(self, epoch: Epoch, value: Value, holders: Sequence[str]) -> None:
+        """From one holder after the other; each member begins with another one."""
+        self._wanted = value.average
+        if self.data.average == value.average:
+            self._handle([AverageComplete(epoch, value.average)])
+            return
+        first = self.place % max(1, len(holders))
+        self._holders = [*holders[first:], *holders[:first]]
+        comes = self.data.comes(self._places(entry.peer for entry in value.counted))
+        self._ask_at = self.world.now + (self.shared.options.patience if comes else 0.0)
+
+    def _ask(self) -> None:
+        """Ask the next holder, unless the average is here or being made."""
+        self._ask_at = inf
+        if not self._holders or self.data.average == self._wanted:
+            return
+        self._holders.append(self._holders.pop(0))
+        wanted = Wanted(self._wanted, dict(self.data.flow.held))
+        self.world.send(self.name, self._holders[-1], wanted, 180 + 6 * len(wanted.held))
+        self._ask_at = self.world.now + self.shared.options.patience
 
     def _places(self, peers: Iterable[str]) -> list[int]:
         return [self.shared.places[peer] for peer in peers]
@@ -327,9 +359,7 @@ class Member:
                 case Post(to, packet):
                     self.world.send(self.name, to, packet, self.shared.size_of(packet))
                 case Delivered(author, Joining() as joining):
-                    self._joined[author] = joining
-                    if self.leads and len(self._joined) == len(self.shared.tree.members):
-                        self._form()
+                    self._met(author, joining)
                 case Delivered(_, Group() as group):
                     self._start(group)
                 case Delivered(author, message):
@@ -345,10 +375,17 @@ class Member:
 
     # The network
 
-    def receive(self, source: str, message: Packet | Part | RowSum | Average) -> None:
+    def receive(self, source: str, message: Packet | Part | RowSum | Average | Wanted | Given) -> None:
         if isinstance(message, Packet):
             self._out(self.relay.receive(source, message, self.world.now))
             self._schedule()
+        elif isinstance(message, Wanted):
+            self._send_all(self.data.give(self.shared.places[source], message))
+        elif isinstance(message, Given):
+            if message.average == self._wanted != self.data.average:
+                self._stirred()
+                self._handle(self.data.take_given(message))
+                self._end_if_whole()
         else:
             self._take(self.shared.places[source], message)
 
@@ -362,9 +399,14 @@ class Member:
             case RowSum():
                 self._data(self.data.take_sum(source, message))
             case Average():
+                self._stirred()
                 self._data(self.data.take_average(source, message))
                 if self.participant is None:
                     self._end_if_whole()
+
+    def _stirred(self) -> None:
+        if self._ask_at < inf:
+            self._ask_at = self.world.now + self.shared.options.patience
 
     def _data(self, found: tuple[list[Outgoing], list[Event]]) -> None:
         out, events = found
@@ -403,7 +445,7 @@ class Member:
 
     @property
     def _deadline(self) -> float:
-        deadline = min(self.relay.deadline, self._gather_until if self.leads else inf)
+        deadline = min(self.relay.deadline, self._ask_at, self._gather_until if self.leads else inf)
         return min(deadline, self.participant.deadline) if self.participant is not None else deadline
 
     def _schedule(self) -> None:
@@ -422,4 +464,6 @@ class Member:
             self._form()
         if now >= self.relay.deadline:
             self._out(self.relay.tick(now))
+        if now >= self._ask_at:
+            self._ask()
         self._schedule()

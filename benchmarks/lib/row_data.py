@@ -1,7 +1,7 @@
 """One member's data in a round: the flow of chunks as it is, with messages that have a length and no values."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,10 +30,23 @@ class Average(NamedTuple):
     finisher: int
 
 
+class Wanted(NamedTuple):
+    """:ivar held: chunks that are here, and who finished each"""
+
+    average: str
+    held: Mapping[int, int]
+
+
+class Given(NamedTuple):
+    average: str
+    chunk: int
+    finisher: int
+
+
 @dataclass(frozen=True)
 class Outgoing:
     to: int
-    message: Part | RowSum | Average
+    message: Part | RowSum | Average | Given
     size: int
     tag: Tag | None = None
 
@@ -57,7 +70,7 @@ class RowData:
     def _peer(self, member: int) -> str:
         return self.plan.members[member]
 
-    def _outgoing(self, to: int, message: Part | RowSum | Average, each: float) -> Outgoing:
+    def _outgoing(self, to: int, message: Part | RowSum | Average | Given, each: float) -> Outgoing:
         begin, end = self.plan.chunks[message.chunk]
         tag = None if isinstance(message, Part) else self._tag
         return Outgoing(to, message, int((end - begin) * each) + 64, tag)
@@ -149,6 +162,26 @@ class RowData:
         assert self.epoch is not None
         average = self.average
         return [AverageComplete(self.epoch, average)] if average else []
+
+    # An average of an earlier epoch, or that its reducers cannot send any more
+
+    def comes(self, counted: Sequence[int]) -> bool:
+        """Whether reducers are sending the average of these; what is here of another one is dropped."""
+        if self.flow.name == name_of(counted):
+            return self._reducing
+        self.flow.name, self.flow.held = name_of(counted), {}
+        return False
+
+    def give(self, to: int, wanted: Wanted) -> list[Outgoing]:
+        """The chunks that a member lacks, if the whole average is here."""
+        if wanted.average != self.average:
+            return []
+        lacking = {chunk: who for chunk, who in self.flow.held.items() if wanted.held.get(chunk) != who}
+        return [self._outgoing(to, Given(wanted.average, *each), PART_BYTES) for each in lacking.items()]
+
+    def take_given(self, given: Given) -> list[Event]:
+        self.flow.held[given.chunk] = given.finisher
+        return self._averaged()
 
     @property
     def average(self) -> str:

@@ -86,6 +86,9 @@ class Actions(Protocol):
 
     def now(self) -> float: ...
 
+    def send(self, member: int, message: Message) -> None:
+        """Part of the agreement."""
+
     def tell(self, member: int, message: bytes) -> None: ...
 
     def inquire(self, member: int, message: bytes) -> None: ...
@@ -163,6 +166,15 @@ class Agreement:
             self._decided_elsewhere(message.commit)
         else:
             self._keep_early(member, message, len(content))
+
+    def take(self, author: str, message: Message) -> None:
+        """A message that relays have brought; raises ValueError as `hear`."""
+        if self.commit is not None or self._actions.over:
+            return
+        if self.group is not None and message.group == self.group.id:
+            self.post(Received(author, message))
+        elif isinstance(message, Decided):
+            self._decided_elsewhere(message.commit)
 
     def answer(self, member: int) -> None:
         """Tell a member what was decided, if that is known."""
@@ -244,7 +256,7 @@ class Agreement:
         if to == self._setting.signer.peer:
             self.post(Received(to, message))
         else:
-            self._actions.tell(self._places[to], wire.agreement(message))
+            self._actions.send(self._places[to], message)
 
     async def _persist(self, effect: Persist, average: Sequence[bytes] | None) -> None:
         try:

@@ -27,6 +27,10 @@ class Introductions:
     def meet(self, member: int, introduction: bytes) -> None:
         """A member brings its entry. Raises ValueError unless it is its own, for this step and believable."""
         promised, entry = wire.read_introduction(introduction)
+        self.admit(member, promised, entry)
+
+    def admit(self, member: int, promised: int, entry: Entry) -> None:
+        """The same, however it came."""
         if entry.peer != self._plan.members[member]:
             raise ValueError("an entry of another peer")
         self._instance.check_entry(entry, self._verifier)

@@ -7,7 +7,7 @@ that the proposal counts, and everybody gets the same encoded average, so all en
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dedloc_kit.records.steps import Absence
 from dedloc_kit.swarm.allreduce import wire
@@ -17,15 +17,16 @@ from dedloc_kit.swarm.allreduce.encoding.feedback import Coding
 from dedloc_kit.swarm.allreduce.forming import Forming
 from dedloc_kit.swarm.allreduce.introductions import Introductions
 from dedloc_kit.swarm.allreduce.link import Link
-from dedloc_kit.swarm.allreduce.plan import Plan
+from dedloc_kit.swarm.allreduce.plan import MAX_ROW, Plan
 from dedloc_kit.swarm.allreduce.presence import Presence
 from dedloc_kit.swarm.allreduce.reduction.keeping import DiskFailed, Holding
 from dedloc_kit.swarm.allreduce.reduction.reducer import MakeReducer
+from dedloc_kit.swarm.allreduce.relaying import Relaying
 from dedloc_kit.swarm.allreduce.streams import OpenStream, Streams
 from dedloc_kit.swarm.allreduce.watching import Watching
 from dedloc_kit.swarm.allreduce.wire import GroupEnded, Kind
 from dedloc_kit.swarm.consensus.events import Event, PartsLost, PeerFailed
-from dedloc_kit.swarm.consensus.messages import Group
+from dedloc_kit.swarm.consensus.messages import Group, Message
 from dedloc_kit.swarm.consensus.participant import Participant
 from dedloc_kit.swarm.consensus.records import Commit, Entry, Epoch, Value
 from dedloc_kit.swarm.network.service import Stream
@@ -66,6 +67,8 @@ class Round:
         self.data = DataPlane(plan, self.me, self.introductions, holding, coding, make_reducer, votes, self)
         self.agreement = Agreement(setting, plan, votes, self)
         self.watching = Watching(self, setting.patience, setting.limit)
+        self.relaying = Relaying(self) if len(plan.members) > MAX_ROW else None
+        """Of a large group."""
         self.longest_silence = 0.0
         self._there: Sequence[int] | None = None
         """Places in the group of those whose parts came, if their samples were too few."""
@@ -80,8 +83,9 @@ class Round:
         """
         self.watching.begin()
         watching = asyncio.create_task(self.watching.run())
-        for member in (*self.plan.reducers, *self.forming.ranking[:1]):
-            self.streams.connect(member)
+        self._connect(self.plan.reducers)
+        if self.relaying is not None:
+            self.relaying.begin()
         try:
             self.form_if_due()
             await asyncio.shield(self._end)
@@ -91,6 +95,8 @@ class Round:
             self.finish(RoundFailed("it was broken off"))
             self.data.outbox.stop()
             watching.cancel()
+            if self.relaying is not None:
+                self.relaying.stop()
             if self._end.exception() is None:
                 self.streams.post_all(bytes([Kind.OVER]))
                 self.streams.end()
@@ -98,6 +104,16 @@ class Round:
                 self.streams.post_all(self._gave_up())
                 self.data.stop()
                 await self.streams.close()
+
+    def _connect(self, reducers: Collection[int]) -> None:
+        """Have streams to those that reduce and decide for this peer."""
+        if self.relaying is None:
+            needed = {*self.plan.reducers, *self.forming.ranking[:1]}
+        else:  # relays connect by themselves
+            needed = set(self.plan.teams[self.plan.rows[self.me]]) & set(self.plan.reducers)
+            needed |= {transfer.target for transfer in self.plan.assign(reducers).sums(self.me)}
+        for member in sorted(needed):
+            self.streams.connect(member)
 
     def finish(self, failure: Exception | None = None) -> None:
         """End it, unless it has ended."""
@@ -200,7 +216,7 @@ class Round:
         if self.agreement.group is not None or self.over or self.forming.first(self.presence.failed) != self.me:
             return
         met, others = self.introductions.met, set(range(len(self.plan.members))) - {self.me}
-        if self.watching.starting and others - met.keys() - self.presence.lost:
+        if self.watching.gathering and others - met.keys() - self.presence.lost:
             return
         if not any(reducer in met for reducer in self.forming.order):
             self.finish(RoundFailed("no reducer came"))
@@ -211,8 +227,30 @@ class Round:
         except ValueError as error:
             self.finish(RoundFailed(str(error)))
             return
-        for member in others:
-            self.streams.post(member, wire.group(group))
+        if self.relaying is None:
+            for member in others:
+                self.streams.post(member, wire.group(group))
+
+    def admit(self, member: int, promised: int, entry: Entry) -> None:
+        """A member's entry has come through relays."""
+        try:
+            self.introductions.admit(member, promised, entry)
+        except ValueError as error:
+            self.fail(member, f"sent nonsense ({error!r:.100})", "sent nonsense", blame=True)
+        else:
+            self._lose_liars()
+            self.form_if_due()
+
+    def take_group(self, maker: int, group: Group) -> None:
+        """A group has come through relays, of the first in rank that lives or, if no other is known, of one before."""
+        try:
+            if self.plan.members[self.me] in group.peers and maker in self.presence.failed:
+                self.introductions.check(group)
+                self._join(maker, group)
+            else:
+                self._take_group(maker, group)
+        except ValueError as error:
+            self.fail(maker, f"makes no group that can be ({error})", "sent nonsense", blame=True)
 
     def _take_group(self, sender: int, group: Group) -> None:
         """A group from the first in rank that lives, or from a member that knows it while this peer is that first one.
@@ -247,6 +285,8 @@ class Round:
         participant = self.agreement.participant_of(group, options)
         self.forming.joined(maker)
         self.data.join(group, options, self.setting.instance.coordinator)
+        if self.relaying is not None and maker == self.me:
+            self.relaying.tell(group)
         self.agreement.join(group, participant)
         for member in self.presence.failed | self.presence.lost:
             self._post_loss(member)
@@ -262,11 +302,18 @@ class Round:
     def now(self) -> float:
         return self.watching.now()
 
+    def send(self, member: int, message: Message) -> None:
+        if self.relaying is not None:
+            self.relaying.send(self.plan.members[member], message)
+        else:
+            self.streams.post(member, wire.agreement(message))
+
     def tell(self, member: int, message: bytes) -> None:
         self.streams.post(member, message)
 
     def inquire(self, member: int, message: bytes) -> None:
-        self.streams.ask(member, message)
+        if self.relaying is None:
+            self.streams.ask(member, message)
 
     def tell_all(self, message: bytes) -> None:
         self.streams.post_all(message)
@@ -274,13 +321,17 @@ class Round:
     def assign(self, epoch: Epoch, reducers: Sequence[int]) -> None:
         useless = self.data.owing - set(reducers) - self.presence.failed
         self.presence.name(self.plan.members[reducer] for reducer in useless)
+        self._connect(reducers)
+        if self.relaying is not None:
+            self.relaying.follow(epoch.decider)
         self.data.assign(epoch, reducers, self.presence.failed)
 
     def reduce(self, epoch: Epoch, entries: Sequence[Entry]) -> None:
         self.data.reduce(epoch, entries)
 
     def fetch(self, epoch: Epoch | None, value: Value, holders: Sequence[str]) -> None:
-        self.data.fetch(epoch, value, holders, self.presence.failed)
+        first = self.me % max(1, len(holders))  # not all ask the same one first
+        self.data.fetch(epoch, value, (*holders[first:], *holders[:first]), self.presence.failed)
 
     def messages(self) -> tuple[bytes, ...]:
         return tuple(self.data.average.messages)
@@ -320,7 +371,12 @@ class Round:
 
     def ask(self, peer: str, message: bytes) -> int | None:
         member = self._places.get(peer, self.me)
-        return member if member != self.me and self.streams.ask(member, message) else None
+        if member == self.me:
+            return None
+        if self.relaying is not None and member in self.forming.ranking and not self.streams.to(member):
+            self.streams.connect(member)
+            return member if self.streams.post(member, message) else None
+        return member if self.streams.ask(member, message) else None
 
     def gave_wrong(self, member: int) -> None:
         self.presence.blame(member, "gave another average than the one that was decided")
@@ -356,15 +412,17 @@ class Round:
                 link.post(bytes([Kind.CAME]))
             case Kind.SUM if not self.over:
                 self.data.take_sum(member, *wire.read_average(content))
-            case Kind.GROUP:
+            case Kind.GROUP if self.relaying is None:
                 if not self.over and member != self.forming.maker:
                     self._take_group(member, Group.from_bytes(content))
-            case Kind.WHICH:
+            case Kind.WHICH if self.relaying is None:
                 group = self.agreement.group
                 if group is not None and bytes.fromhex(group.id) == content:
                     link.post(wire.group(group))
             case Kind.AGREEMENT:
                 self.agreement.hear(member, content)
+            case Kind.PACKET if self.relaying is not None:
+                self.relaying.hear(member, content)
             case Kind.ASK:
                 self.agreement.answer(member)
             case Kind.FETCH:
@@ -423,7 +481,9 @@ class Round:
             self.data.close_down(member, link)
 
     def _come(self, member: int, link: Link) -> None:
-        if (group := self.agreement.group) is not None:
+        if self.relaying is not None:
+            self.relaying.opened(member)
+        elif (group := self.agreement.group) is not None:
             link.post(wire.group(group))
         self.agreement.answer(member)
         self._lose_liars()
@@ -446,6 +506,8 @@ class Round:
         self.data.gone(member)
         self._post_loss(member)
         self._join_if_due()
+        if self.relaying is not None:
+            self.relaying.failed(member)
         self.form_if_due()
         if self.agreement.group is None and self.forming.first(self.presence.failed) is None:
             self.give_up("nobody is left to make a group")

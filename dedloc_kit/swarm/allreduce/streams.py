@@ -71,8 +71,12 @@ class Streams:
         if member not in self._exchanges and member != self._me:
             self._exchanges[member] = asyncio.create_task(self._exchange(member))
 
-    def post(self, member: int, message: bytes) -> None:
-        """Tell a member something, as soon as there is a stream if one is being opened.
+    def to(self, member: int) -> bool:
+        """Whether there is a stream to a member."""
+        return member in self.up or member in self.down
+
+    def post(self, member: int, message: bytes) -> bool:
+        """Tell a member something, as soon as there is a stream if one is being opened; returns whether there is one.
 
         On the member's own stream if there is one: what is under way on a stream is lost when its opener closes it, and
         this peer may be done next.
@@ -81,6 +85,9 @@ class Streams:
             link.post(message)
         elif member in self._exchanges and not self._exchanges[member].done():
             self._waiting.setdefault(member, []).append(message)
+        else:
+            return False
+        return True
 
     def ask(self, member: int, message: bytes) -> bool:
         """Ask a member something; returns whether there is a stream to it.

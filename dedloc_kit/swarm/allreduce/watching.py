@@ -10,6 +10,7 @@ from dedloc_kit.swarm.allreduce.data_plane import DataPlane
 from dedloc_kit.swarm.allreduce.forming import Forming
 from dedloc_kit.swarm.allreduce.plan import Plan
 from dedloc_kit.swarm.allreduce.presence import Presence
+from dedloc_kit.swarm.allreduce.relaying import Relaying
 from dedloc_kit.swarm.allreduce.streams import Patience, Streams
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.events import Heard, Tick
@@ -35,6 +36,7 @@ class Watched(Protocol):
     streams: Streams
     data: DataPlane
     agreement: Agreement
+    relaying: Relaying | None
 
     def lose(self, member: int, why: str, absence: Absence, *, blame: bool) -> None: ...
 
@@ -73,6 +75,13 @@ class Watching:
         """Whether members may still begin."""
         return self.now() - self._began < self._patience.start
 
+    @property
+    def gathering(self) -> bool:
+        """Whether whoever makes the group has to wait for entries: in a large group they are brought to it anew."""
+        round, now = self._round, self.now()
+        round.forming.look(round.presence.failed, now)
+        return self.starting or (round.relaying is not None and now - round.forming.since < self._patience.usual)
+
     async def run(self) -> None:
         """Until it is cancelled."""
         period, before = min(self._patience.usual / LOOKS, MAX_PERIOD), time.monotonic()
@@ -101,6 +110,8 @@ class Watching:
         if agreement.participant is not None and self.now() >= agreement.participant.deadline:
             agreement.post(Tick())
         round.form_if_due()
+        if round.relaying is not None:
+            round.relaying.look()
         round.data.recovery.look(self._patience.usual)
         self._ask()
         unsure = agreement.group is None or agreement.commit is not None
@@ -154,5 +165,7 @@ class Watching:
         since = max(self._began + self._patience.start, round.forming.since)
         share = FOR_OTHERS if self._left_out else FOR_GROUP
         silent = round.streams.silent(first) > self._patience.usual
-        if silent or self.now() - since > share * self._limit:
+        relaying = None if round.streams.to(first) else round.relaying  # a relay may be why nothing comes: no blame
+        unheard = relaying is not None and relaying.silent > self._patience.usual
+        if silent or unheard or self.now() - since > share * self._limit:
             round.fail(first, "makes no group", "fell silent", blame=silent)

@@ -9,6 +9,7 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.records.record import PeerId, Record
+from dedloc_kit.swarm.consensus.letters import Letter, Packet
 from dedloc_kit.swarm.consensus.messages import Group, Message, encode
 from dedloc_kit.swarm.consensus.records import MAX_EPOCH, MAX_MEMBERS, Entry
 from dedloc_kit.swarm.consensus.signing import Hash
@@ -17,6 +18,11 @@ from dedloc_kit.swarm.network.service import decode
 HASH_BYTES = 32
 ENTRY_BYTES = 16_384
 """A signed entry at most."""
+MAX_PACKET_BYTES = 2**19
+LETTERS_BYTES = 2**18
+"""Of the letters in a packet, unless it has one alone: what else is on its way to a member takes turns with packets."""
+LETTER_BYTES = 2048
+"""Of a letter beside its body: names, hashes and a signature."""
 _NUMBER, _AVERAGE, _EPOCH = struct.Struct(">BI"), struct.Struct(">BI32s"), struct.Struct(">Q")
 
 
@@ -49,6 +55,8 @@ class Kind(IntEnum):
     """The same, by the sender's own fault."""
     SUM = 13
     """What an owner has added up for its row, to the chunk's finisher; as AVERAGE."""
+    PACKET = 14
+    """Letters of the agreement in a large group, a `Packet`."""
 
 
 class Wanted(Record):
@@ -137,6 +145,28 @@ def which(group_id: str) -> bytes:
 
 def agreement(message: Message) -> bytes:
     return bytes([Kind.AGREEMENT]) + encode(message)
+
+
+def packets(packet: Packet) -> list[bytes]:
+    """A packet, in several messages if it is long."""
+    bunches, room = [list[Letter]()], LETTERS_BYTES
+    for letter in packet.letters:
+        size = len(letter.body) + LETTER_BYTES
+        if size > room and bunches[-1]:
+            bunches.append([])
+            room = LETTERS_BYTES
+        bunches[-1].append(letter)
+        room -= size
+    rest = Packet(scope=packet.scope, root=packet.root)
+    some = [(packet if not place else rest).model_copy(update={"letters": tuple(b)}) for place, b in enumerate(bunches)]
+    return [bytes([Kind.PACKET]) + each.to_bytes() for each in some]
+
+
+def read_packet(content: bytes) -> Packet:
+    """Raises ValueError; signatures are not checked."""
+    if len(content) > MAX_PACKET_BYTES:
+        raise ValueError("a packet beyond all bounds")
+    return Packet.from_bytes(content)
 
 
 def fetch(link: str, digest: str, chunks: Sequence[int]) -> bytes:

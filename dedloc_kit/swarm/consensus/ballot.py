@@ -89,6 +89,17 @@ class Ballot:
         value = self.proposal.value if self.proposal is not None else None
         return {m for m, each in self._promises.items() if value and each.value and each.value.link == value.link}
 
+    def needs_proof(self, promise: Promise) -> bool:
+        """Whether this voter has accepted another value than is proposed."""
+        value = self.proposal.value if self.proposal is not None else None
+        return promise.accepted is not None and (value is None or promise.accepted.link != value.link)
+
+    @property
+    def proven(self) -> Proposal:
+        """The proposal with the promises that it stands on."""
+        assert self.proposal is not None
+        return self.proposal.model_copy(update={"proof": self.quorum})
+
     def report(self, reducer: PeerId, complete: Iterable[int]) -> None:
         if reducer in self.reducers:
             self.reports[reducer] = frozenset(place for place in complete if place < len(self.group.members))

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dedloc_kit.records.record import Count, PeerId
-from dedloc_kit.swarm.consensus.messages import KINDS, Decided, Group, Message, Places
+from dedloc_kit.records.record import Count, PeerId, Record
+from dedloc_kit.swarm.consensus.messages import KINDS, Decided, Group, Message, Places, Promised, Proposal
 from dedloc_kit.swarm.consensus.records import MAX_MEMBERS, Accepted, Commit, Entry, Epoch, Value
 from dedloc_kit.swarm.consensus.signing import Hash, Signature, Signed, WireRecord, sha256
 from dedloc_kit.swarm.p2p.seams import Signer
@@ -28,49 +28,27 @@ class Joining(WireRecord):
     promised: Annotated[int, Field(ge=0, le=2**40)] = 0
 
 
-class Certificate(WireRecord):
-    """A commit for members of its group: entries by their places, votes by what differs between them.
+class BriefValue(Record):
+    """A value for members of its group: entries by their places. An entry of 1.5 kB so travels to each member once."""
 
-    An entry of 1.5 kB so travels to each member once, with the group.
-
-    :ivar weights: as in the value
-    :ivar votes: place and signature of each voter
-    """
-
-    wire: ClassVar[str] = "consensus/certificate"
-
-    group: Hash
-    epoch: Epoch
     counted: Places
     weights: Annotated[tuple[Count, ...], Field(max_length=MAX_MEMBERS)]
     average: Hash
-    votes: Annotated[tuple[tuple[Place, Signature], ...], Field(min_length=1, max_length=MAX_MEMBERS)]
 
     @classmethod
-    def of(cls, decided: Decided, group: Group) -> "Certificate | None":
-        """None if the commit counts entries that are none of this group."""
-        value, accepted = decided.commit.value, decided.commit.accepted
+    def of(cls, value: Value, group: Group) -> "BriefValue | None":
+        """None if the value counts entries that are none of this group."""
         places = {entry.digest: place for place, entry in enumerate(group.members)}
-        voters = {entry.voter: place for place, entry in enumerate(group.members)}
         if any(entry.digest not in places for entry in value.counted):
             return None
-        if any(each.voter not in voters for each in accepted):
-            return None
-        return cls(
-            group=group.id,
-            epoch=accepted[0].epoch,
-            counted=tuple(places[entry.digest] for entry in value.counted),
-            weights=value.weights,
-            average=value.average,
-            votes=tuple((voters[each.voter], each.signature) for each in accepted),
-        )
+        counted = tuple(places[entry.digest] for entry in value.counted)
+        return cls(counted=counted, weights=value.weights, average=value.average)
 
-    def expand(self, group: Group) -> Decided:
-        """The commit, not checked yet. Raises ValueError if it is not of this group."""
-        count = len(group.members)
-        if self.group != group.id or any(p >= count for p in (*self.counted, *(place for place, _ in self.votes))):
-            raise ValueError("a certificate of another group")
-        value = Value(
+    def expand(self, group: Group) -> Value:
+        """The value, not checked yet. Raises ValueError if it is not of this group."""
+        if any(place >= len(group.members) for place in self.counted):
+            raise ValueError("a value of another group")
+        return Value(
             run_id=group.run_id,
             part=group.part,
             step=group.step,
@@ -79,6 +57,60 @@ class Certificate(WireRecord):
             weights=self.weights,
             average=self.average,
         )
+
+
+class BriefProposal(WireRecord):
+    """:ivar message: without its value"""
+
+    wire: ClassVar[str] = "consensus/brief-proposal"
+
+    message: Proposal
+    value: BriefValue
+
+    def expand(self, group: Group) -> Proposal:
+        return self.message.changed(value=self.value.expand(group))
+
+
+class BriefPromised(WireRecord):
+    """:ivar message: without its value"""
+
+    wire: ClassVar[str] = "consensus/brief-promised"
+
+    message: Promised
+    value: BriefValue
+
+    def expand(self, group: Group) -> Promised:
+        return self.message.changed(value=self.value.expand(group))
+
+
+class Certificate(WireRecord):
+    """A commit for members of its group: of votes what differs between them.
+
+    :ivar votes: place and signature of each voter
+    """
+
+    wire: ClassVar[str] = "consensus/certificate"
+
+    group: Hash
+    epoch: Epoch
+    value: BriefValue
+    votes: Annotated[tuple[tuple[Place, Signature], ...], Field(min_length=1, max_length=MAX_MEMBERS)]
+
+    @classmethod
+    def of(cls, decided: Decided, group: Group) -> "Certificate | None":
+        """None if the commit counts entries that are none of this group."""
+        value, accepted = BriefValue.of(decided.commit.value, group), decided.commit.accepted
+        voters = {entry.voter: place for place, entry in enumerate(group.members)}
+        if value is None or any(each.voter not in voters for each in accepted):
+            return None
+        votes = tuple((voters[each.voter], each.signature) for each in accepted)
+        return cls(group=group.id, epoch=accepted[0].epoch, value=value, votes=votes)
+
+    def expand(self, group: Group) -> Decided:
+        """The commit, not checked yet. Raises ValueError if it is not of this group."""
+        if self.group != group.id or any(place >= len(group.members) for place, _ in self.votes):
+            raise ValueError("a certificate of another group")
+        value = self.value.expand(group)
         accepted = [
             Accepted(
                 run_id=group.run_id,
@@ -86,7 +118,7 @@ class Certificate(WireRecord):
                 previous=group.previous,
                 epoch=self.epoch,
                 link=value.link,
-                average=self.average,
+                average=value.average,
                 voter=group.members[place].voter,
                 signature=signature,
             )
@@ -96,9 +128,11 @@ class Certificate(WireRecord):
 
 
 Content = Message | Group | Joining
-_KINDS: Mapping[str, type[Content | Certificate]] = {
+Brief = Certificate | BriefProposal | BriefPromised
+"""For members of a group: they have the entries."""
+_KINDS: Mapping[str, type[Content | Brief]] = {
     **KINDS,
-    **{kind.wire: kind for kind in (Group, Joining, Certificate)},
+    **{kind.wire: kind for kind in (Group, Joining, Certificate, BriefProposal, BriefPromised)},
 }
 
 
@@ -127,9 +161,7 @@ class Letter(Signed):
 
 def write(scope: str, root: str, to: str, message: Content, group: Group | None, signer: Signer) -> tuple[Letter, ...]:
     """The letters of a message of this peer."""
-    content: Content | Certificate = message
-    if isinstance(message, Decided) and group is not None:
-        content = Certificate.of(message, group) or message
+    content = message if group is None else _shorten(message, group)
     body = content.to_bytes().decode()
     bodies = [body[begin : begin + PIECE] for begin in range(0, len(body), PIECE)]
     first = Letter(
@@ -145,7 +177,20 @@ def write(scope: str, root: str, to: str, message: Content, group: Group | None,
     return tuple(first.changed(piece=piece, body=body).signed(signer) for piece, body in enumerate(bodies))
 
 
-def decode(kind: str, body: str) -> Content | Certificate:
+def _shorten(message: Content, group: Group) -> Content | Brief:
+    if isinstance(message, Decided):
+        return Certificate.of(message, group) or message
+    if not isinstance(message, (Proposal, Promised)) or message.value is None:
+        return message
+    value, rest = BriefValue.of(message.value, group), message.model_copy(update={"value": None})
+    if value is None:
+        return message
+    if isinstance(rest, Proposal):
+        return BriefProposal(message=rest, value=value)
+    return BriefPromised(message=rest, value=value)
+
+
+def decode(kind: str, body: str) -> Content | Brief:
     """Read a message. Raises ValueError."""
     if kind not in _KINDS:
         raise ValueError("a letter of no known kind")
@@ -155,7 +200,7 @@ def decode(kind: str, body: str) -> Content | Certificate:
 class Pieces:
     """Puts messages together."""
 
-    def __init__(self, read: Callable[[str, str], Content | Certificate] = decode) -> None:
+    def __init__(self, read: Callable[[str, str], Content | Brief] = decode) -> None:
         self._read = read
         self._parts: dict[tuple[object, ...], dict[int, str]] = {}
 
@@ -171,21 +216,26 @@ class Pieces:
         if sha256(body.encode()) != letter.whole:
             raise ValueError("pieces of another message")
         found = self._read(letter.kind, body)
-        if not isinstance(found, Certificate):
+        if not isinstance(found, Brief):
             return found
         if group is None:
-            raise ValueError("a certificate before its group")
+            raise ValueError("it comes before its group")
         return found.expand(group)
 
 
 class Pulse(Signed):
-    """The decider is here. :ivar received: how many letters of each member have come; by their places in the tree"""
+    """The decider is here.
+
+    :ivar received: how many letters of each member have come; by their places in the tree
+    :ivar told: how many of its own letters to all it gives to those who ask
+    """
 
     wire: ClassVar[str] = "consensus/pulse"
 
     scope: Hash
     root: PeerId
     count: Annotated[int, Field(ge=1, le=2**40)]
+    told: Annotated[int, Field(ge=0, le=MAX_LETTERS)] = 0
     received: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_LETTERS)], ...], Field(max_length=MAX_MEMBERS)]
 
 

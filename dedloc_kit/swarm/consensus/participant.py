@@ -318,8 +318,7 @@ class Participant:
             self._promise_at_least(promise.epoch)
             return self._open_epoch(now)
         if ballot.proposal is not None:  # it is late, or asks for the proof
-            proof = ballot.quorum if promise.accepted is not None else ()
-            return [Send(member, ballot.proposal.model_copy(update={"proof": proof}))] if proof else []
+            return [Send(member, ballot.proven)] if ballot.needs_proof(promise) else []
         ballot.promise(member, promised)
         return self._propose_if_due(now)
 

@@ -116,8 +116,11 @@ class Ways:
     @property
     def up(self) -> PeerId:
         """To whom letters for the root go."""
-        above = self.tree.above(self.me, self.root)
-        return self.root if self.direct else next((peer for peer in above if peer not in self.passed), self.root)
+        return self.root if self.direct else self.up_to(self.root)
+
+    def up_to(self, root: PeerId) -> PeerId:
+        """The nearest relay on the way to a root."""
+        return next((peer for peer in self.tree.above(self.me, root) if peer not in self.passed), root)
 
     def down(self, root: PeerId, to: PeerId = "") -> list[PeerId]:
         """To whom letters of a root go, or those for one member."""

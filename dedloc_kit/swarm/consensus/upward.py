@@ -1,6 +1,6 @@
 """Letters on their way up to one decider, at one member."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dedloc_kit.records.record import PeerId
 from dedloc_kit.swarm.consensus.letters import Letter
@@ -9,7 +9,7 @@ from dedloc_kit.swarm.consensus.letters import Letter
 class Upward:
     """Keeps what was handed up until the decider says that it has come: its way may turn out to be gone.
 
-    :ivar received: how many letters of each author have come, as the decider says; at the decider itself as it counts
+    :ivar received: how many letters of each author have come, as the decider says
     """
 
     def __init__(self) -> None:
@@ -20,6 +20,11 @@ class Upward:
     def add(self, letter: Letter, now: float) -> None:
         self._waiting.append(letter)
         self._carried.setdefault(letter.author, []).append((now, letter))
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything has come together for a packet."""
+        return bool(self._waiting)
 
     def take(self) -> tuple[Letter, ...]:
         """What has come together for a packet."""
@@ -38,13 +43,6 @@ class Upward:
         due = sum(at <= written_by for at, _ in self._carried.get(author, ()))
         return self.received.get(author, 0) >= due
 
-    def count(self, author: PeerId) -> None:
-        """At the decider: a letter has come."""
-        self.received[author] = self.received.get(author, 0) + 1
-
     def told(self, received: Mapping[PeerId, int]) -> None:
         """The decider says how many letters of each author have come."""
         self.received = dict(received)
-
-    def counts(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return tuple(self.received.get(member, 0) for member in members)

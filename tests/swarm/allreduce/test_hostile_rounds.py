@@ -18,7 +18,7 @@ from dedloc_kit.swarm.allreduce.reduction.keeping import Kept
 from dedloc_kit.swarm.allreduce.streams import MAX_CHUNK_BYTES, Patience
 from dedloc_kit.swarm.allreduce.wire import Kind
 from dedloc_kit.swarm.consensus.messages import Acceptance, Decided, Group, Message, Promised, Proposal, new_value
-from dedloc_kit.swarm.consensus.records import Entry, Epoch
+from dedloc_kit.swarm.consensus.records import Entry, Epoch, Promise
 from dedloc_kit.swarm.network.service import Stream
 from tests.swarm.allreduce.tapped import Tapped, agreed, check_one_step, groups_in, kind_of, mean_of
 
@@ -215,9 +215,11 @@ def test_whom_a_group_leaves_out_though_it_was_there_takes_the_step_all_the_same
 def test_whoever_takes_over_and_hides_that_a_step_may_be_decided_is_named_and_the_others_take_that_step() -> None:
     party = a_party()
     leader, liar = party.ranking[:2]
-    decided: list[str] = []
+    decided, promises = list[str](), list[Promise]()
 
     async def tap(sender: int, receiver: int, message: bytes) -> Sequence[bytes]:
+        if receiver == liar and (promised := agreed(message, Promised)) is not None:
+            promises.append(promised.promise)
         if sender == leader and (found := agreed(message, Decided)) is not None:
             decided.append(found.commit.link)
             party.kill(leader)  # it alone knows
@@ -225,7 +227,7 @@ def test_whoever_takes_over_and_hides_that_a_step_may_be_decided_is_named_and_th
         proposal = agreed(message, Proposal)
         if sender == liar and proposal is not None and proposal.value is not None:
             counted = tuple(n for n in range(len(SAMPLES)) if n != leader)
-            return [again(proposal.changed(value=None, holders=(), counted=counted))]
+            return [again(proposal.changed(value=None, holders=(), counted=counted, proof=tuple(promises)))]
         return [message]
 
     async def run() -> list[BaseException | None]:

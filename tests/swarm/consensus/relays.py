@@ -7,7 +7,7 @@ from itertools import count
 
 from dedloc_kit.swarm.consensus.events import Send
 from dedloc_kit.swarm.consensus.letters import Alive, Content, Delivered, Forged, Lost, Outcome, Packet, Post
-from dedloc_kit.swarm.consensus.messages import Group, Message
+from dedloc_kit.swarm.consensus.messages import Group, Message, Prepare
 from dedloc_kit.swarm.consensus.relay import Relay
 from dedloc_kit.swarm.consensus.tree import Tree
 from tests.swarm.consensus.table import HEAD, VERIFIER, group, instance, signer
@@ -60,6 +60,8 @@ class Net:
                     heapq.heappush(self._queue, (self.now + 0.01, next(self._count), name, to, packet))
                 case Delivered(author, message):
                     self.told[name].append((author, message))
+                    if isinstance(message, Prepare):
+                        self.relays[name].follow(author, self.now)
                 case Alive(member):
                     self.alive[name][member] += 1
                 case Lost(member):

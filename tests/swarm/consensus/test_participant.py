@@ -105,19 +105,18 @@ def test_groups_that_begin_with_one_number_never_share_an_epoch() -> None:
 
 
 def ignores_votes(source: str, target: str, message: Message) -> Message | None:
-    """A decider that proposes a new value although one was voted for; it gives the proof that it has."""
+    """A decider that proposes a new value although one was voted for."""
     if isinstance(message, Proposal) and message.value is not None:
         return message.changed(value=None, counted=(0, 1), holders=())
     return message
 
 
-def test_a_voter_asks_for_proof_before_it_votes_for_another_value() -> None:
+def test_a_voter_without_proof_does_not_vote_for_another_value() -> None:
     where = instance(THREE)
     table = Table(where, "p1 p2 p3")
     table.round(group(where, "p1 p2 p3", "p1", 1), without(Decided))
     table.round(group(where, "p2 p3", "p2", 2, first=2), ignores_votes)
     assert len(table.links) == 1
-    assert ("p3", "p2", "the proof does not fit the proposal") in table.blames
 
 
 def test_a_voter_that_voted_for_what_no_quorum_holds_is_convinced_by_the_proof() -> None:
@@ -135,6 +134,22 @@ def test_a_voter_that_voted_for_what_no_quorum_holds_is_convinced_by_the_proof()
     assert len(table.links) == 1
     assert table.votes["p3"].accepted is not None
     assert table.votes["p3"].accepted.link in table.links
+
+
+def test_a_late_voter_gets_no_proof_for_the_value_that_it_has_voted_for() -> None:
+    where, proofs = instance(THREE), list[str]()
+    table = Table(where, "p1 p2 p3")
+    table.round(group(where, "p1 p2 p3", "p1", 1), without(Acceptance))
+
+    def watch(source: str, target: str, message: Message) -> Message:
+        if isinstance(message, Proposal) and message.proof:
+            proofs.append(target)
+        return message
+
+    table.round(group(where, "p1 p2 p3", "p1", 2, first=2), watch)
+    assert table.commits.keys() == {"p1", "p2", "p3"}
+    assert len(table.links) == 1
+    assert not proofs
 
 
 def voted_before(name: str) -> Participant:
@@ -159,6 +174,16 @@ def test_promises_for_another_epoch_prove_nothing(epoch: int, convinced: bool) -
     effects = started.handle(Received("p2", proposal(started, counted=(0, 1), proof=tuple(proof))), 1.0)
     assert (started.proposal is not None) is convinced
     assert bool([effect for effect in effects if isinstance(effect, Blame)]) is not convinced
+
+
+def test_promises_that_name_a_vote_prove_no_other_value() -> None:
+    started = voted_before("p3")
+    votes = (started.vote, started.instance.first_vote(voter("p1")))
+    promised = [vote.model_copy(update={"promised": started.epoch}) for vote in votes]
+    proof = tuple(started.instance.promise(vote).signed(signer(vote.voter.peer)) for vote in promised)
+    effects = started.handle(Received("p2", proposal(started, counted=(0, 1), proof=proof)), 1.0)
+    assert started.proposal is None
+    assert Blame("p2", "the proof does not fit the proposal") in effects
 
 
 def test_nobody_votes_in_an_epoch_below_what_it_has_promised() -> None:

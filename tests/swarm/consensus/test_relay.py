@@ -5,13 +5,24 @@ from collections import Counter
 import pytest
 
 from dedloc_kit.swarm.consensus.events import Send
-from dedloc_kit.swarm.consensus.letters import Certificate, Joining, Letter, Packet, Pieces, write
-from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Proposal, Report
-from dedloc_kit.swarm.consensus.records import Epoch
+from dedloc_kit.swarm.consensus.letters import (
+    BriefPromised,
+    BriefProposal,
+    BriefValue,
+    Certificate,
+    Joining,
+    Letter,
+    Packet,
+    Pieces,
+    Post,
+    write,
+)
+from dedloc_kit.swarm.consensus.messages import Decided, Group, Prepare, Promised, Proposal, Report
+from dedloc_kit.swarm.consensus.records import Entry, Epoch, Value
 from dedloc_kit.swarm.consensus.signing import sha256
 from dedloc_kit.swarm.consensus.tree import FANOUT, HEADS, Tree
 from tests.swarm.consensus.relays import PATIENCE, WHERE, Net, members_of, names, tree
-from tests.swarm.consensus.table import HEAD, VERIFIER, decided, entry, signer, voter
+from tests.swarm.consensus.table import HEAD, VERIFIER, decided, digest, entry, signer, voter
 
 PULSE = PATIENCE / 6
 
@@ -27,6 +38,13 @@ def prepare(made: Group, number: int = 2, decider: str = "p0") -> Prepare:
 
 def proposal(made: Group) -> Proposal:
     return Proposal(group=made.id, epoch=Epoch(1, "p0", made.id), reducers=made.reducers, counted=(0, 1))
+
+
+def promised(made: Group, value: Value) -> Promised:
+    """By one that has voted for this value."""
+    accepted = WHERE.accepted(voter("p9"), Epoch(1, "p0", made.id), value).signed(signer("p9"))
+    vote = WHERE.first_vote(voter("p9")).model_copy(update={"promised": accepted.epoch, "accepted": accepted})
+    return Promised(group=made.id, promise=WHERE.promise(vote).signed(signer("p9")), value=value)
 
 
 # The tree
@@ -130,6 +148,21 @@ def test_the_next_decider_is_followed_and_told() -> None:
     assert set(net.heard(heir, Report)) == others
 
 
+def test_an_heir_that_missed_the_group_gets_it_from_those_that_turn_to_it() -> None:
+    net = Net(tree())
+    heir = net.tree.reducers[1]
+    net.silent = {heir}
+    net.form()
+    net.silent = {"p0"}
+    for name in net.tree.members[1:]:
+        joining = Joining(entry=entry(WHERE, name))
+        net.do(name, net.relays[name].await_group(heir, joining, net.now))
+    net.run(PULSE)
+    assert net.heard(heir, Group) == ["p0"]
+    net.run(2 * PATIENCE)
+    assert all(net.heard(name, Group) == ["p0"] for name in net.tree.members[1:])
+
+
 # Relays that die
 
 
@@ -186,6 +219,75 @@ def test_a_relay_whose_way_is_gone_sends_again_what_it_carried() -> None:
     assert net.heard("p0", Report) == [author]
 
 
+# What was handed down
+
+
+def asks(net: Net, made: Group, asker: str) -> list[str]:
+    """The kinds of letters that the decider gives it."""
+    posts = net.relays["p0"].receive(asker, Packet(scope=made.id, root="p0", have=()), net.now)
+    return [each.kind for post in posts if isinstance(post, Post) for each in post.packet.letters]
+
+
+def test_who_asks_again_gets_nothing_twice() -> None:
+    net = Net(tree())
+    made = net.form()
+    assert asks(net, made, "p13") == [Group.wire]
+    assert asks(net, made, "p13") == []
+    net.do("p0", net.relays["p0"].failed("p13", net.now))
+    assert asks(net, made, "p13") == [Group.wire]
+
+
+def test_a_liar_that_opens_epochs_takes_the_place_of_nothing_that_the_decider_told() -> None:
+    net = Net(tree())
+    made = net.form()
+    net.tell(prepare(made))
+    liar = net.tree.reducers[1]
+    lies = letter(made, liar, root=liar, body=prepare(made, 9, liar).to_bytes().decode())
+    net.relays["p0"].receive(liar, Packet(scope=made.id, root=liar, letters=(lies,)), net.now)
+    assert asks(net, made, "p13") == [Group.wire, Prepare.wire]
+
+
+def test_who_lacks_more_letters_than_a_packet_names_asks_all_the_same() -> None:
+    net = Net(tree())
+    made = net.form()
+    many = [letter(made, "p1", root="p1", kind=Decided.wire, whole=HEAD, body=str(n)) for n in range(1023)]
+    net.relays["p9"].receive("p1", Packet(scope=made.id, root="p1", letters=tuple(many)), net.now)
+    net.tell(prepare(made))
+    net.silent = {"p0"}
+    net.run(PATIENCE)
+
+
+def test_a_relay_that_swallows_what_goes_down_and_hands_on_pulses_is_gone_around() -> None:
+    where = tree()
+    relay = where.below("p0", "p0")[0]
+    below = set(where.below(relay, "p0"))
+
+    def swallow(source: str, target: str, packet: Packet) -> Packet:
+        return packet.model_copy(update={"letters": ()}) if source == relay and target in below else packet
+
+    net = Net(where)
+    made = net.form()
+    net.change = swallow
+    net.tell(prepare(made))
+    net.run(2 * PATIENCE)
+    assert all(net.heard(name, Prepare) == ["p0"] for name in below)
+
+
+def test_who_only_waits_for_its_own_letter_to_come_up_is_not_given_what_it_has() -> None:
+    where = tree()
+    relay = where.below("p0", "p0")[0]
+    below = where.below(relay, "p0")
+    net = Net(where)
+    made = net.form()
+    net.change = lambda source, target, packet: (
+        packet.model_copy(update={"letters": ()}) if (source, target) == (relay, "p0") else packet
+    )
+    net.send(below[0], report(made, below[0]))
+    net.run(2 * PATIENCE)
+    assert net.heard("p0", Report) == [below[0]]
+    assert below[0] not in net.relays["p0"].neighbours
+
+
 # Signs of life
 
 
@@ -196,6 +298,21 @@ def test_the_decider_hears_of_all_and_all_hear_of_the_decider() -> None:
     others = set(net.tree.members) - {"p0"}
     assert set(net.alive["p0"]) == others
     assert all(net.alive[name]["p0"] >= 3 for name in others)
+
+
+def test_two_that_know_that_a_decider_is_gone_do_not_tell_each_other_for_ever() -> None:
+    net = Net(tree())
+    made = net.form()
+    net.silent = {"p0"}
+    heir = net.tree.reducers[1]
+    for name in net.tree.members[1:]:
+        net.do(name, net.relays[name].failed("p0", net.now))
+        net.relays[name].follow(heir, net.now)
+    net.packets.clear()
+    stale = Packet(scope=made.id, root="p0", broken=(net.tree.places["p0"],))
+    net.do("p9", net.relays["p9"].receive("p10", stale, net.now))
+    net.run(PULSE / 2)
+    assert net.packets["p9", "p10"] == 0
 
 
 def test_the_decider_hears_who_is_gone_and_nothing_more_of_them() -> None:
@@ -330,12 +447,13 @@ def test_a_long_message_travels_in_pieces_and_only_lost_ones_again() -> None:
     where, sent = tree(), Counter[str]()
 
     def lose(source: str, target: str, packet: Packet) -> Packet | None:
-        sent.update(each.digest for each in packet.letters if target == "p5")
-        lost = any(each.piece == 1 for each in packet.letters) and target == "p5" and source != "p0"
+        sent.update(each.digest for each in packet.letters if target == "p13")
+        lost = any(each.piece == 1 for each in packet.letters) and target == "p13" and source != "p0"
         return None if lost else packet
 
     net = Net(where, lose)
-    above = where.above("p5", "p0")[0]
+    above = where.above("p13", "p0")[0]
+    assert above != "p0"
     net.change = lambda source, target, packet: lose("" if source == above else "p0", target, packet)
     made = members_of(where)
     long = made.changed(
@@ -343,15 +461,49 @@ def test_a_long_message_travels_in_pieces_and_only_lost_ones_again() -> None:
     )
     net.do("p0", net.relays["p0"].tell(long, 0.0))
     net.run(0.2)
-    assert net.heard("p6", Group) == ["p0"]
-    assert not net.heard("p5", Group)
+    assert net.heard("p12", Group) == ["p0"]
+    assert not net.heard("p13", Group)
     net.change = lambda source, target, packet: lose("p0", target, packet)
     net.run(PATIENCE)
-    assert net.heard("p5", Group) == ["p0"]
+    assert net.heard("p13", Group) == ["p0"]
     assert sorted(sent.values())[-2:] == [1, 2]
 
 
-# Certificates
+# Values, certificates
+
+
+def old(made: Group, *more: Entry) -> Value:
+    entries = (*made.members[:40], *more)
+    return WHERE.value(entries, [each.samples for each in entries], digest("average"))
+
+
+@pytest.mark.parametrize("author", ["p0", "p9"])
+def test_an_old_value_travels_without_the_entries_that_members_have(author: str) -> None:
+    made = members_of(tree())
+    value = old(made)
+    message = promised(made, value) if author == "p9" else proposal(made).changed(counted=(), value=value)
+    letters, pieces = write(made.id, "p0", "", message, made, signer(author)), Pieces()
+    assert {each.kind for each in letters} == {BriefPromised.wire if author == "p9" else BriefProposal.wire}
+    assert [pieces.add(each, made) for each in letters][-1] == message
+    assert len(letters[0].body) < len(message.to_bytes()) / 3
+    with pytest.raises(ValueError, match="another group"):
+        BriefValue(counted=(64,), weights=(1,), average=HEAD).expand(made)
+
+
+def test_an_old_value_of_another_groups_entries_travels_whole() -> None:
+    made = members_of(tree())
+    message = promised(made, old(made, entry(WHERE, "p50", samples=7)))
+    assert {each.kind for each in write(made.id, "p0", "p0", message, made, signer("p9"))} == {Promised.wire}
+
+
+def test_who_asks_gets_no_proposal_of_an_epoch_before() -> None:
+    net = Net(tree())
+    made = net.form()
+    kinds = []
+    for asker, message in (("p13", proposal(made).changed(counted=(), value=old(made))), ("p14", prepare(made))):
+        net.tell(message)
+        kinds.append(set(asks(net, made, asker)))
+    assert kinds == [{Group.wire, BriefProposal.wire}, {Group.wire, Prepare.wire}]
 
 
 def test_a_commit_travels_without_what_members_have() -> None:
@@ -365,7 +517,7 @@ def test_a_commit_travels_without_what_members_have() -> None:
     with pytest.raises(ValueError, match="another group"):
         brief.expand(made.model_copy(update={"nonce": "1" * 32}).changed())
     with pytest.raises(ValueError, match="another group"):
-        brief.model_copy(update={"counted": (64,)}).expand(made)
+        brief.changed(value=brief.value.model_copy(update={"counted": (64,)})).expand(made)
 
 
 def test_a_commit_of_another_groups_entries_travels_whole() -> None:

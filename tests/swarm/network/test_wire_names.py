@@ -97,7 +97,7 @@ AGREEMENT: dict[str, Signed] = {
     ),
     "63bc0204af2eb0c2": Goodbye(**RUN, part="", head="ab" * 32, voter=ASHA),
     "94ec757601884c23": Letter(**SCOPE, author="QmBina", kind="consensus/promise", whole="56" * 32, body="{}"),
-    "7174395f9453f211": Pulse(**SCOPE, count=2, received=(1, 0)),
+    "3bc8bf6d84489ad7": Pulse(**SCOPE, count=2, received=(1, 0)),
 }
 """Likewise, of the agreement on steps."""
 
