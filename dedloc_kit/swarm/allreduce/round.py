@@ -358,7 +358,8 @@ class Round:
         self.presence.blame(member, reason)
 
     def kept_waiting(self, member: int) -> None:
-        self.fail(member, "kept everybody waiting", "fell silent", blame=True)
+        # Where relays carry the agreement one of them may be why nothing came.
+        self.fail(member, "kept everybody waiting", "fell silent", blame=self.relaying is None)
 
     def broken(self, why: str) -> None:
         self.presence.culprits.add(self.plan.members[self.me])
