@@ -66,6 +66,8 @@ class _Search:
     def __init__(self, awaited: Set[PeerId], now: float, open_until: float, ends: float) -> None:
         self.awaited, self.began, self.open_until, self.ends = awaited, now, open_until, ends
         self.followers: dict[PeerId, Member] = {}
+        self.surprised = -inf
+        """When a follower expected more than this peer does."""
         self.leader: PeerId = ""
         self.accepted = False
         self.asked = self.silent_at = self.patience = now
@@ -287,7 +289,7 @@ class Gathering:
         missing = expected - search.followers.keys()
         if self._full_since is not None and now >= self._full_since + GRACE and self._batch.counting:
             missing &= self._batch.counting
-        if self.me.client or now < search.open_until or missing:
+        if self.me.client or now < search.open_until or missing or self._table.looked <= search.surprised:
             return False
         alone = self._table.lonely(now) and self._batch.full(frozenset(), now)
         return bool(search.followers or alone) and self._quorum(_members(self.me, search))
@@ -351,6 +353,8 @@ class Gathering:
             followed = search.leader if search is not None and search.accepted else ""
             return [*effects, Answer(peer, Verdict(verdict="no", leader=followed))]
         search.followers[peer] = join.member(peer)
+        if join.expects > len(self.expected(now)):
+            search.surprised = now
         return [*effects, Answer(peer, _wait(search, now))]
 
     def _accepts(self, peer: PeerId, join: Join, search: _Search, now: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from dedloc_kit.records.position import Position
-from dedloc_kit.records.record import PeerId, Record
+from dedloc_kit.records.record import Count, PeerId, Record
 from dedloc_kit.swarm.consensus.records import MAX_MEMBERS
 from dedloc_kit.swarm.consensus.signing import Link, WireRecord, sha256
 
@@ -27,12 +27,16 @@ class Member(Record):
 
 
 class Join(WireRecord):
-    """A peer asks another one to lead it in the step after its head; the leader need not wait for the directory."""
+    """A peer asks another one to lead it in the step after its head; the leader need not wait for the directory.
+
+    :ivar expects: so many others it expects; a leader that expects fewer looks into the directory first
+    """
 
     wire: ClassVar[str] = "gathering/join"
 
     position: Position
     bandwidth: Bandwidth = None
+    expects: Count = 0
 
     def member(self, peer: PeerId) -> Member:
         return Member(peer=peer, client=self.position.client, bandwidth=self.bandwidth)

@@ -76,7 +76,8 @@ class Gatherer:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Ask(leader):
-                join = Join(position=self._batch.filling.mine, bandwidth=self.machine.me.bandwidth)
+                expects = len(self.machine.expected(self._peers.now()))
+                join = Join(position=self._batch.filling.mine, bandwidth=self.machine.me.bandwidth, expects=expects)
                 self._averager.ask(leader, join)
             case Answer(peer, verdict):
                 self._averager.answer(peer, verdict)

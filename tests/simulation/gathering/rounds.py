@@ -150,7 +150,8 @@ class GatheredProcess(Process):
                 case Ask(leader):
                     self.numbers += 1
                     self.to_leader[leader] = self.numbers
-                    self._send(leader, Stream(self.numbers, Join(position=self.tell())))
+                    join = Join(position=self.tell(), expects=len(self.gathering.expected(now)))
+                    self._send(leader, Stream(self.numbers, join))
                 case Answer(peer, verdict):
                     if peer in self.from_follower:
                         self._send(peer, Stream(-self.from_follower[peer], verdict))

@@ -253,7 +253,7 @@ class Process:
             match effect:
                 case Ask(leader):
                     self.streams += 1
-                    join = Join(position=self.position())
+                    join = Join(position=self.position(), expects=len(self.gathering.expected(now)))
                     self.to_leader[leader] = self.streams
                     self._send(leader, Stream(self.streams, join), 1000)
                 case Answer(peer, verdict):

@@ -73,8 +73,8 @@ class Peer:
             effects += [*found, *(self.do(Answered(refusing, NO)) if refusing in asked(found) else ())]
         return effects
 
-    def asked_by(self, peer: str, **more: Any) -> list[Effect]:
-        return self.do(Asked(peer, Join(position=position(self.at, **more))))
+    def asked_by(self, peer: str, expects: int = 0, **more: Any) -> list[Effect]:
+        return self.do(Asked(peer, Join(position=position(self.at, **more), expects=expects)))
 
     def group(self, members: str) -> Verdict:
         return Verdict(verdict="group", attempt=attempt(self.chain, members))
@@ -147,6 +147,26 @@ def test_a_peer_that_comes_while_the_group_gathers_is_waited_for() -> None:
     me.hear("abc")
     assert peers(me.asked_by("b")) == []
     assert peers(me.asked_by("c")) == [{"me", "a", "b", "c"}]
+
+
+def test_a_leader_that_hears_of_more_peers_than_it_knows_looks_into_the_directory_before_the_group_stands() -> None:
+    me = a_leader()
+    me.hear("ab")
+    me.asked_by("a", expects=3)
+    me.at = 0.5
+    assert peers(me.asked_by("b", expects=2)) == []
+    me.at = 1
+    assert me.hear("abc") == []
+    assert peers(me.asked_by("c")) == [{"me", "a", "b", "c"}]
+
+
+def test_who_claims_that_there_are_more_peers_holds_up_a_group_until_the_next_look_at_most() -> None:
+    me = a_leader()
+    me.hear("ab")
+    me.asked_by("a", expects=1000)
+    assert peers(me.asked_by("b")) == []
+    me.at = 1
+    assert peers(me.hear("ab")) == [{"me", "a", "b"}]
 
 
 def test_a_peer_that_is_gone_is_not_waited_for_any_longer() -> None:
