@@ -68,6 +68,8 @@ class _Search:
         self.followers: dict[PeerId, Member] = {}
         self.surprised = -inf
         """When a follower expected more than this peer does."""
+        self.looks = 0
+        """Of the directory, before it began."""
         self.leader: PeerId = ""
         self.accepted = False
         self.asked = self.silent_at = self.patience = now
@@ -258,6 +260,7 @@ class Gathering:
     def _begin(self, left: float, now: float) -> _Search:
         awaited = self.expected(now).keys()
         self._search = _Search(awaited, now, now + OPEN_SHARE * left, now + self._times.window)
+        self._search.looks = self._table.looks
         return self._search
 
     def _seek(self, search: _Search, left: float, now: float) -> list[Effect]:
@@ -289,10 +292,19 @@ class Gathering:
         missing = expected - search.followers.keys()
         if self._full_since is not None and now >= self._full_since + GRACE and self._batch.counting:
             missing &= self._batch.counting
-        if self.me.client or now < search.open_until or missing or self._table.looked <= search.surprised:
+        if self.me.client or now < search.open_until or missing or not self._has_looked(search):
             return False
         alone = self._table.lonely(now) and self._batch.full(frozenset(), now)
         return bool(search.followers or alone) and self._quorum(_members(self.me, search))
+
+    def _has_looked(self, search: _Search) -> bool:
+        """Whether the directory has been asked since a follower expected more.
+
+        Where no step tells yet who is there, and samples do not count in the next step, it was asked once since the
+        search began: the answer to what was asked before may lack somebody.
+        """
+        guesses = not self._batch.counting and self._batch.said is not None
+        return self._table.looked > search.surprised and self._table.looks >= search.looks + 2 * guesses
 
     def _end_window(self, search: _Search, left: float, now: float) -> list[Effect]:
         """Stand with those that have come if they can take the step; else look anew, perhaps with other leaders."""

@@ -169,6 +169,18 @@ def test_who_claims_that_there_are_more_peers_holds_up_a_group_until_the_next_lo
     assert peers(me.hear("ab")) == [{"me", "a", "b"}]
 
 
+def test_the_first_group_of_a_run_whose_samples_do_not_keep_stands_after_an_answer_asked_for_in_its_search() -> None:
+    me = a_leader()
+    me.batch.see(me.position(10), said=10)
+    me.hear("ab")
+    me.asked_by("a")
+    assert peers(me.asked_by("b")) == []
+    me.at = 1
+    assert peers(me.hear("ab")) == []
+    me.at = 2
+    assert peers(me.hear("ab")) == [{"me", "a", "b"}]
+
+
 def test_a_peer_that_is_gone_is_not_waited_for_any_longer() -> None:
     me = a_leader()
     me.hear("ab")
