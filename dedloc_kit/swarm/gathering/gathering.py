@@ -61,15 +61,16 @@ COMMIT_SECONDS = 10.0
 
 
 class _Search:
-    """:ivar awaited: peers that were expected when it began; :ivar ends: the leader stands without the others then"""
+    """:ivar awaited: peers that were expected when it began; :ivar ends: the leader stands without the others then
 
-    def __init__(self, awaited: Set[PeerId], now: float, open_until: float, ends: float) -> None:
-        self.awaited, self.began, self.open_until, self.ends = awaited, now, open_until, ends
+    :ivar looks: into the directory, before it began
+    """
+
+    def __init__(self, awaited: Set[PeerId], now: float, open_until: float, ends: float, looks: int) -> None:
+        self.awaited, self.began, self.open_until, self.ends, self.looks = awaited, now, open_until, ends, looks
         self.followers: dict[PeerId, Member] = {}
         self.surprised = -inf
         """When a follower expected more than this peer does."""
-        self.looks = 0
-        """Of the directory, before it began."""
         self.leader: PeerId = ""
         self.accepted = False
         self.asked = self.silent_at = self.patience = now
@@ -259,8 +260,8 @@ class Gathering:
 
     def _begin(self, left: float, now: float) -> _Search:
         awaited = self.expected(now).keys()
-        self._search = _Search(awaited, now, now + OPEN_SHARE * left, now + self._times.window)
-        self._search.looks = self._table.looks
+        open_until, ends = now + OPEN_SHARE * left, now + self._times.window
+        self._search = _Search(awaited, now, open_until, ends, self._table.looks)
         return self._search
 
     def _seek(self, search: _Search, left: float, now: float) -> list[Effect]:
