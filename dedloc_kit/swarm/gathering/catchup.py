@@ -25,14 +25,14 @@ MAX_PAUSE = 600.0
 class CatchUpOptions:
     """Seconds, but for the first.
 
-    :ivar averages: so many steps at most are taken from their averages, which have the bytes of a state then
+    :ivar averages: so many steps at most are taken from their averages
     :ivar grace: a peer one step ahead is no news so long: the own round is about to tell the same commit
     :ivar answer: for records
     :ivar average, state: for what is fetched; the caller tells earlier if it fails
     :ivar pause: until a peer is asked again that has not answered or proven its claim; longer each time
     """
 
-    averages: int = 24
+    averages: int
     grace: float = 3.0
     answer: float = 10.0
     average: float = 120.0

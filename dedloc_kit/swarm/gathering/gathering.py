@@ -69,7 +69,7 @@ class _Search:
     def __init__(self, awaited: Set[PeerId], now: float, open_until: float, ends: float, looks: int) -> None:
         self.awaited, self.began, self.open_until, self.ends, self.looks = awaited, now, open_until, ends, looks
         self.followers: dict[PeerId, Member] = {}
-        self.surprised = -inf
+        self.more_expected_at = -inf
         """When a follower expected more than this peer does."""
         self.leader: PeerId = ""
         self.accepted = False
@@ -301,11 +301,11 @@ class Gathering:
     def _has_looked(self, search: _Search) -> bool:
         """Whether the directory has been asked since a follower expected more.
 
-        Where no step tells yet who is there, and samples do not count in the next step, it was asked once since the
-        search began: the answer to what was asked before may lack somebody.
+        In the first step of a run in stages, whose samples count in no later step, it is also asked once after the
+        search began. Two answers have come by then: the first one may have been asked for before.
         """
         guesses = not self._batch.counting and self._batch.said is not None
-        return self._table.looked > search.surprised and self._table.looks >= search.looks + 2 * guesses
+        return self._table.looked > search.more_expected_at and self._table.looks >= search.looks + 2 * guesses
 
     def _end_window(self, search: _Search, left: float, now: float) -> list[Effect]:
         """Stand with those that have come if they can take the step; else look anew, perhaps with other leaders."""
@@ -367,7 +367,7 @@ class Gathering:
             return [*effects, Answer(peer, Verdict(verdict="no", leader=followed))]
         search.followers[peer] = join.member(peer)
         if join.expects > len(self.expected(now)):
-            search.surprised = now
+            search.more_expected_at = now
         return [*effects, Answer(peer, _wait(search, now))]
 
     def _accepts(self, peer: PeerId, join: Join, search: _Search, now: float) -> bool:

@@ -202,7 +202,9 @@ class CatchUp:
         if base is None or left == self._offered:
             return None
         self._offered = left
-        _log.warning("others go on without the last steps, whose samples are more: the coordinator is to choose them")
+        _log.warning(
+            "the others went on without the last steps here, which have more samples: offering them to the coordinator"
+        )
         try:
             self._branch.offer(base).result()
             for _ in range(KEPT_LOOKS):

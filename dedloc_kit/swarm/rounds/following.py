@@ -21,6 +21,7 @@ from dedloc_kit.swarm.gathering.catchup import (
     TooFarBehind,
 )
 from dedloc_kit.swarm.rounds.state_branch import StateBranch
+from dedloc_kit.swarm.transfer.donor import MOST_AVERAGES
 
 FAR = 10
 """Steps: who claims so many more, and does not prove them, is told of."""
@@ -41,7 +42,7 @@ class Following:
     ) -> None:
         self._branch, self._tracker, self._now = branch, tracker, now
         table = tracker.peers.table
-        self._machine = CatchUp(branch.peer, client, branch.end, table, CatchUpOptions())
+        self._machine = CatchUp(branch.peer, client, branch.end, table, CatchUpOptions(averages=MOST_AVERAGES))
         self._asked: tuple[str, Future[Answer]] | None = None
         self._due: Due | None = None
         self._due_after = ""

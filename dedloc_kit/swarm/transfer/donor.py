@@ -16,7 +16,7 @@ from dedloc_kit.swarm.transfer.questions import Answering
 
 KEPT_AVERAGES = 4
 MOST_AVERAGES, AVERAGE_BYTES = 24, 2**26
-"""That are kept beyond those: so many, as long as they have no more bytes in all."""
+"""More than those four are kept as long as they are no more than this, and have no more bytes in all."""
 MAX_UPLOADS = 2
 """Peers that download the state at once, and as many an average: more would only make all of them slow."""
 COPY_SECONDS = 60.0
