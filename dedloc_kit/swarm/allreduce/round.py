@@ -414,7 +414,7 @@ class Round:
             case Kind.SUM if not self.over:
                 self.data.take_sum(member, *wire.read_average(content))
             case Kind.GROUP if self.relaying is None:
-                if not self.over and member != self.forming.maker:
+                if not self.over and member not in (self.forming.maker, *self.presence.failed):
                     self._take_group(member, Group.from_bytes(content))
             case Kind.WHICH if self.relaying is None:
                 group = self.agreement.group
